@@ -1,0 +1,1 @@
+"""Who decides: one actor per VM, backend, allocator and reaper."""

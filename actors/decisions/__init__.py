@@ -1,0 +1,1 @@
+"""Pure decisions: state and command in, events out, or Refused."""

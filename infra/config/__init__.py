@@ -1,0 +1,1 @@
+"""The fleet file: read, checked as a whole, and turned into structs."""

@@ -1,0 +1,1 @@
+"""What the coordinator serves over HTTP."""

@@ -1,0 +1,1 @@
+"""The log, on NATS JetStream and in memory."""

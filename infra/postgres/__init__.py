@@ -1,0 +1,1 @@
+"""Rows for people and for boot, in PostgreSQL."""

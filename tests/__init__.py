@@ -1,0 +1,1 @@
+"""The checks: see CONTRIBUTING.md for what each folder is for."""
