@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export UV_PYTHON_DOWNLOADS := never
-export PATH := $(abspath $(BIN)):$(PATH) # the build backend looks for its binary there
+# The build backend looks for its binary on the path.
+export PATH := $(abspath $(BIN)):$(PATH)
 export PYTHONWARNINGS ?= default
 
 .PHONY: demo setup test lint fmt lock bench soak clean help

@@ -1,0 +1,375 @@
+"""What actors need of the world; infra implements it. Every port is a plain blocking call unless it says otherwise."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from events.codec import AnyEvent
+from events.envelope import Recorded, Resources
+from events.vm import Handle
+
+
+class NewFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact about to be appended.
+
+    `expected_sequence` is the stream sequence of the aggregate's last fact (0: none yet), given on the first
+    fact of each aggregate in a decision and None on the following ones.
+    """
+
+    aggregate: str
+    version: int
+    expected_sequence: int | None
+    event: AnyEvent
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of one decision: they are stored together or not at all, and never split over batches."""
+
+    attempt: str  # random, made with the decision, kept through its retries
+    at: datetime
+    writer: str
+    cause: str
+    correlation: str
+    facts: tuple[NewFact, ...]
+    epoch: int = 0
+    teardown: bool = False  # may use the headroom that is kept for ending lives
+
+
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored and durable; one fact for each of the decision's, in its order."""
+
+    facts: tuple[Recorded, ...]
+
+
+class Conflicted(msgspec.Struct, frozen=True, kw_only=True):
+    """Another writer moved one of the aggregates; nothing was stored. Read it again and decide again."""
+
+    aggregate: str | None  # None: one of them, the log could not say which
+    detail: str
+
+
+class NotAppended(msgspec.Struct, frozen=True, kw_only=True):
+    """The log refused or did not answer within the deadline. `stored` None: unknown, read the log to find out."""
+
+    code: Literal["full", "unavailable", "foreign"]
+    detail: str
+    stored: bool | None
+
+
+Outcome = Appended | Conflicted | NotAppended
+
+
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the log is used. Demand is refused above `demand_limit_bytes`; teardown facts use the rest."""
+
+    used_bytes: int
+    limit_bytes: int
+    demand_limit_bytes: int
+    facts: int
+    last_sequence: int
+
+
+class Subscription(Protocol):
+    """A running follow of the log."""
+
+    def stop(self) -> None:
+        """End it; returns when no more calls will come. Repeatable."""
+        ...
+
+
+class Journal(Protocol):
+    """The log. The only truth, and the only place where a writer learns that it is not alone."""
+
+    def append(self, decision: Decision, done: Callable[[Outcome], None]) -> None:
+        """Queue a decision and return at once; `done` is called exactly once, from a thread of the journal.
+
+        Bounded: a full queue answers `NotAppended(code="unavailable", stored=False)`. After a lost
+        acknowledgement the identical facts are sent again until the deadline, never regrouped; what was
+        stored by an earlier try counts as stored.
+        """
+        ...
+
+    def read(self, aggregate: str, after_version: int = 0) -> tuple[Recorded, ...]:
+        """Return the aggregate's facts, oldest first.
+
+        Raises:
+            LogUnavailable: no answer within the deadline.
+        """
+        ...
+
+    def replay(
+        self, after: int = 0, until: int | None = None, aggregates: str | None = None
+    ) -> Iterator[Recorded]:
+        """Yield facts with `after` < sequence <= `until` (None: the end as of now), at full speed.
+
+        `aggregates` is a wildcard such as `vm.>`. With it sequences may skip; without it a gap raises.
+
+        Raises:
+            BrokenLog: a sequence is missing.
+            LogUnavailable: no answer within the deadline.
+        """
+        ...
+
+    def sequence_at(self, time: datetime) -> int:
+        """Return the sequence of the last fact stored at or before `time`, 0 if there is none."""
+        ...
+
+    def follow(self, after: int, deliver: Callable[[Recorded], None]) -> Subscription:
+        """Call `deliver` with every fact after `after`, in order, from one thread, until stopped.
+
+        Survives servers that go and come back, without a gap and without a repeat. If `deliver` raises, the
+        follow stops and says so loudly: a fact is never skipped.
+        """
+        ...
+
+    def headroom(self) -> Headroom:
+        """Return how full the log is, and where it ends.
+
+        Raises:
+            LogUnavailable: no answer within the deadline.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for queued appends within a bound, then let go. Repeatable."""
+        ...
+
+
+class Abort(Protocol):
+    """Tells slow work that nobody waits for it any more."""
+
+    def set(self) -> None:
+        """Call it off."""
+        ...
+
+    def is_set(self) -> bool:
+        """Tell whether it was called off."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is called off, at most `timeout` seconds; return whether it was."""
+        ...
+
+
+class SpawnOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """All a driver needs to bring a machine up. `environment` has the credential and is never logged or stored."""
+
+    vm: str
+    scaler: str
+    labels: tuple[str, ...]
+    placement: dict[str, Any]
+    environment: Mapping[str, str]
+    limits: Resources
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine ended by itself. `exit_code` None: nobody could collect it; below zero: by that signal."""
+
+    exit_code: int | None
+    detail: str = ""
+
+
+Presence = Literal[
+    "absent",  # confirmed: nothing of it is on the host
+    "half-made",  # traces but no running machine
+    "running",  # and provably the one the log speaks of
+    "foreign",  # something runs in its place that is provably not it
+    "unknown",  # the host could not be asked, or the proof failed: spare it
+]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver found on the host in the place of one machine, and how it knows."""
+
+    presence: Presence
+    evidence: str
+    handle: Handle | None = None  # when running: enough to take it up, also if the log has none yet
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """Something on the host that this driver made for a machine: a process group, cgroup, directory, TAP."""
+
+    kind: str
+    name: str
+    vm: str | None  # None: unknown owner, which is not an orphan
+    owner: str | None
+    detail: str = ""
+
+
+class Driver(Protocol):
+    """One backend type on one host. Knows no log and no other driver; keeps no truth of its own."""
+
+    @property
+    def backend(self) -> str:
+        """Return the backend type, such as `bare-metal`."""
+        ...
+
+    def plan(self, vm: str, scaler: str, labels: tuple[str, ...]) -> dict[str, Any]:
+        """Return all that teardown will need (JSON values), before anything touches the host. Touches nothing.
+
+        Raises:
+            DriverError: this host cannot run such a machine; not transient when the config must change.
+        """
+        ...
+
+    def spawn(self, order: SpawnOrder, abort: Abort) -> Handle:
+        """Bring the machine up and return its handle as soon as it runs.
+
+        On any failure leaves what it made to `destroy`, which is always called after a failed spawn. Ends
+        soon after `abort` is set.
+
+        Raises:
+            DriverError: it does not run; kind `aborted` after an abort.
+        """
+        ...
+
+    def inspect(self, vm: str, placement: dict[str, Any], handle: Handle | None) -> Found:
+        """Look at the host for this machine. Never raises for what it finds; doubt is `unknown`."""
+        ...
+
+    def watch(
+        self, vm: str, placement: dict[str, Any], handle: Handle, ended: Callable[[Exit], None]
+    ) -> None:
+        """Call `ended` once when the machine ends, within milliseconds, also if it has ended already.
+
+        Works for a machine spawned here and for one taken up. `destroy` ends the watch; an end that `destroy`
+        brought about may or may not be told.
+        """
+        ...
+
+    def destroy(self, vm: str, placement: dict[str, Any], handle: Handle | None, abort: Abort) -> str:
+        """Take the machine down from any half-state, and return the evidence that nothing is left.
+
+        Idempotent. Signals nothing that is not provably this machine.
+
+        Raises:
+            DriverError: something is, or may be, left; to be tried again.
+        """
+        ...
+
+    def survey(self) -> tuple[Resource, ...]:
+        """Return every resource on the host that bears this driver's mark, whoever made it.
+
+        Raises:
+            DriverError: the listing failed or is partial; nobody may conclude anything from it.
+        """
+        ...
+
+    def log_tail(self, vm: str, placement: dict[str, Any], lines: int) -> tuple[str, ...]:
+        """Return the last lines the machine wrote, at most `lines`; empty when there is none or no capture."""
+        ...
+
+    def close(self) -> None:
+        """Let go of watches and tails; machines run on."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, as a port."""
+
+    def now(self) -> datetime:
+        """Return the wall clock, UTC, aware."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds of a clock that never steps; absence and grace are measured by it."""
+        ...
+
+
+class Timers(Protocol):
+    """Wake-ups. Bounded: one per key, a new one for the same key replaces the old."""
+
+    def set(self, key: str, delay_s: float, call: Callable[[], None]) -> None:
+        """Call `call` once after `delay_s` seconds, unless replaced or cancelled."""
+        ...
+
+    def cancel(self, key: str) -> None:
+        """Forget the key's wake-up, if any."""
+        ...
+
+
+class Ids(Protocol):
+    """Ids and chance, as a port."""
+
+    def vm(self, at: datetime) -> str:
+        """Return a new VM id: sortable by time, never reused, legal for a jailer and as a subject token."""
+        ...
+
+    def random(self) -> str:
+        """Return 128 random bits as 32 hex digits: attempts, demands, commands."""
+        ...
+
+
+class Effects(Protocol):
+    """Where slow work runs: a pool bounded in width and queue, beside the actors' threads."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` soon on some thread; it must not raise, and tells its outcome by message.
+
+        Raises:
+            Refused: the queue is full (code `overloaded`).
+        """
+        ...
+
+
+class AgentAccess(Protocol):
+    """Credentials for agents. The secret goes to the machine and nowhere else."""
+
+    def environment(self, vm: str, labels: tuple[str, ...]) -> Mapping[str, str]:
+        """Return what the agent needs to reach us as this VM and as nobody else: address, id, labels, credential.
+
+        Raises:
+            Refused: credentials cannot be minted here (code `no-signing-key`), with the way out.
+        """
+        ...
+
+
+class CrashPoints(Protocol):
+    """Named places between two steps of a life. Inert in production; in tests the process dies at the named one."""
+
+    def reach(self, name: str) -> None:
+        """Pass the point, or die there."""
+        ...
+
+
+class Rows(Protocol):
+    """Where a projector keeps its rows and, in the same transaction, how far it has come."""
+
+    def checkpoint(self, view: str, version: int) -> int:
+        """Return the last sequence saved for this view and version; 0 starts it afresh, with no rows."""
+        ...
+
+    def load(self, view: str, keys: Iterable[str]) -> dict[str, msgspec.Struct]:
+        """Return the rows that exist for these keys."""
+        ...
+
+    def save(
+        self,
+        view: str,
+        previous: int,
+        sequence: int,
+        rows: Mapping[str, msgspec.Struct | None],
+        history: Iterable[Recorded],
+    ) -> None:
+        """Upsert rows (None deletes), move the checkpoint from `previous` to `sequence`: all in one transaction.
+
+        Raises:
+            StaleProjector: the checkpoint is not at `previous`; another projector moved it.
+            RowsUnavailable: the database does not answer; try again later.
+        """
+        ...
+
+    def lock(self, view: str) -> AbstractContextManager[None]:
+        """Hold the view for one projector."""
+        ...
+
+
+class RowsUnavailable(Exception):  # noqa: N818
+    """The tables do not answer. The fleet works on; projections catch up when they are back."""
+
+
+class StaleProjector(Exception):  # noqa: N818
+    """Another projector moved the checkpoint: this one must load it again before it saves."""

@@ -1,0 +1,104 @@
+"""Every stream and subject name, one function each; nowhere else is a subject spelled."""
+
+import re
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""Coordinator ids, hosts, scalers, pools, networks, clusters and targets: one subject token each."""
+
+VM_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+"""A VM's id, which is its agent's: the jailer's rule, and one subject token."""
+
+
+def checked(name: str, what: str) -> str:
+    """Return `name` if it can be one subject token; raise ValueError naming the place and the form."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} {name!r}: use 1 to 63 lowercase letters, digits and dashes, not starting with a dash"
+        )
+    return name
+
+
+def vm(vm_id: str) -> str:
+    """Return the aggregate of one agent's machine."""
+    assert VM_ID.fullmatch(vm_id), f"not a VM id: {vm_id!r}"
+    return f"vm.{vm_id}"
+
+
+def local_backend(coordinator: str, scaler: str) -> str:
+    """Return the aggregate of a scaler whose machines run on its coordinator's host."""
+    return f"backend.{coordinator}.{scaler}"
+
+
+def event_backend(scaler: str) -> str:
+    """Return the aggregate of an event scaler, shared by the whole cluster."""
+    return f"backend.{scaler}"
+
+
+def coordinator(coordinator_id: str) -> str:
+    """Return the aggregate of one coordinator."""
+    return f"coordinator.{coordinator_id}"
+
+
+def demand(key: str) -> str:
+    """Return the aggregate of one demand, by the hash of its job id or by its own id."""
+    return f"demand.{key}"
+
+
+def stream(cluster: str) -> str:
+    """Return the stream that holds every fact of a cluster and nothing else."""
+    return f"FLEETLOG_{checked(cluster, 'cluster').upper().replace('-', '_')}"
+
+
+def log_prefix(cluster: str) -> str:
+    """Return what stands before the aggregate in a fact's subject."""
+    return f"fleetlog.{cluster}.log."
+
+
+def log(cluster: str, aggregate: str) -> str:
+    """Return the subject of one aggregate's facts."""
+    return log_prefix(cluster) + aggregate
+
+
+def whole_log(cluster: str) -> str:
+    """Return the wildcard that is the stream's only subject."""
+    return log_prefix(cluster) + ">"
+
+
+def agent(cluster: str, vm_id: str, verb: str) -> str:
+    """Return what an agent publishes on: register, acked, beat, logs, done."""
+    return f"fleetlog.{cluster}.agent.{vm_id}.{verb}"
+
+
+def agent_everything(cluster: str, vm_id: str) -> str:
+    """Return all that an agent may publish on, and nothing else."""
+    return f"fleetlog.{cluster}.agent.{vm_id}.>"
+
+
+def agent_command(cluster: str, vm_id: str) -> str:
+    """Return what an agent listens on: config, stop, renew."""
+    return f"fleetlog.{cluster}.command.{vm_id}"
+
+
+def agent_inbox(vm_id: str) -> str:
+    """Return the prefix of the only inbox an agent may listen on."""
+    return f"_INBOX_agent_{vm_id}"
+
+
+def all_agents(cluster: str, verb: str) -> str:
+    """Return the wildcard on which a coordinator hears one verb from every agent."""
+    return f"fleetlog.{cluster}.agent.*.{verb}"
+
+
+def api(cluster: str, verb: str) -> str:
+    """Return the subject of a request any coordinator may answer, such as demand."""
+    return f"fleetlog.{cluster}.api.{verb}"
+
+
+def api_of(cluster: str, coordinator_id: str, verb: str) -> str:
+    """Return the subject of a request to one coordinator."""
+    return f"fleetlog.{cluster}.api.{coordinator_id}.{verb}"
+
+
+def presence(cluster: str, coordinator_id: str) -> str:
+    """Return what a coordinator beats on."""
+    return f"fleetlog.{cluster}.presence.{coordinator_id}"
