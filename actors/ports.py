@@ -327,6 +327,14 @@ class AgentAccess(Protocol):
         ...
 
 
+class AgentLink(Protocol):
+    """How a coordinator speaks to a registered agent. Fire and forget: an agent that hears nothing is found by beats."""
+
+    def stop(self, vm: str, reason: str, grace_s: float) -> None:
+        """Tell the agent to end its job and leave within `grace_s` seconds."""
+        ...
+
+
 class CrashPoints(Protocol):
     """Named places between two steps of a life. Inert in production; in tests the process dies at the named one."""
 
