@@ -7,7 +7,7 @@ import msgspec
 
 from events.backend import BackendEvent, DrainStarted, Paused, Resumed, SlotTaken
 from events.envelope import Recorded, Resources
-from events.vm import Failed, Reaped, Registered, Spawned, SpawnStarted, VmEvent
+from events.vm import Draining, Failed, Reaped, Registered, Spawned, SpawnStarted, VmEvent
 from projections.vm import BrokenLog
 
 Gate = Literal["open", "paused", "draining"]
@@ -21,6 +21,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: datetime
     starting: bool = False
     registered: bool = False
+    ended: bool = False  # it takes no more work; the slot stays taken until nothing is left
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +92,14 @@ def evolve_vm(state: BackendState, event: VmEvent, fact: Recorded) -> BackendSta
             state = msgspec.structs.replace(state, failures=0, failed_at=None, last_failure="")
             return _with(state, msgspec.structs.replace(slot, starting=False, registered=True))
         case Failed(reason=reason, detail=detail):
-            state = _with(state, msgspec.structs.replace(slot, starting=False))
+            state = _with(state, msgspec.structs.replace(slot, starting=False, ended=True))
             if reason not in LAUNCH_FAILURES:
                 return state
             return msgspec.structs.replace(
                 state, failures=state.failures + 1, failed_at=fact.at, last_failure=detail or reason
             )
+        case Draining():
+            return _with(state, msgspec.structs.replace(slot, starting=False, ended=True))
         case Reaped():
             return msgspec.structs.replace(
                 state, slots={key: s for key, s in state.slots.items() if key != vm}
