@@ -1,0 +1,124 @@
+"""The drivers under the contract, each with the means to end, survey and break its machines from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from actors.errors import DriverError
+from actors.ports import Driver, Exit, SpawnOrder
+from events.envelope import Resources
+from events.vm import Handle
+from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
+
+LABELS = ("linux", "contract")
+DEADLINE_S = 20.0
+
+
+def wait_until(true: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait for a condition; fail naming it when it does not come."""
+    end = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < end, f"waited {deadline_s} s for: {what}"
+        time.sleep(0.005)
+
+
+class Ends:
+    """Collects what a watch tells."""
+
+    def __init__(self) -> None:
+        self.told: list[Exit] = []
+        self._event = threading.Event()
+
+    def __call__(self, how: Exit) -> None:
+        """Take it."""
+        self.told.append(how)
+        self._event.set()
+
+    def wait(self) -> Exit:
+        """Return the first end, waiting for it."""
+        assert self._event.wait(DEADLINE_S), "the watch told nothing"
+        return self.told[0]
+
+
+def order(vm: str, placement: dict[str, Any], **environment: str) -> SpawnOrder:
+    """Return an order for a machine of the contract's label set."""
+    return SpawnOrder(
+        vm=vm, scaler="pool", labels=LABELS, placement=placement, environment=environment, limits=Resources()
+    )
+
+
+class Rig(ABC):
+    """One host with one driver on it, and a second one after a restart."""
+
+    @abstractmethod
+    def driver(self) -> Driver:
+        """Return a new driver instance on the same host."""
+
+    @abstractmethod
+    def end_by_itself(self, vm: str, handle: Handle) -> None:
+        """Make the machine end with exit code 3, without the driver."""
+
+    @abstractmethod
+    def refuse_spawn(self, driver: Driver, vm: str) -> None:
+        """Let the next spawn of this machine fail for good."""
+
+    @abstractmethod
+    def block_spawn(self, driver: Driver, vm: str) -> None:
+        """Let the next spawn of this machine take until it is aborted."""
+
+    @abstractmethod
+    def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
+        """Leave what a spawn leaves that was cut off by a crash before its process ran."""
+
+    @abstractmethod
+    def runs(self, handle: Handle) -> bool:
+        """Tell whether the machine runs, without asking the driver."""
+
+    @abstractmethod
+    def impostor(self, handle: Handle) -> tuple[Handle, Callable[[], bool]]:
+        """Return a handle whose process number now belongs to a stranger, and whether the stranger still lives."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take down what the test left."""
+
+
+class ScriptedRig(Rig):
+    """The scripted driver on its virtual host."""
+
+    def __init__(self) -> None:
+        self.host = VirtualHost()
+
+    def driver(self) -> ScriptedDriver:
+        return ScriptedDriver(self.host)
+
+    def end_by_itself(self, vm: str, handle: Handle) -> None:
+        self.host.end(vm, 3)
+
+    def refuse_spawn(self, driver: Driver, vm: str) -> None:
+        assert isinstance(driver, ScriptedDriver)
+        driver.set(
+            vm, Script(spawn_error=DriverError("missing", "scripted: no such binary", transient=False))
+        )
+
+    def block_spawn(self, driver: Driver, vm: str) -> None:
+        assert isinstance(driver, ScriptedDriver)
+        driver.set(vm, Script(block=threading.Event()))
+
+    def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
+        self.host.put(vm, "half-made", "c1")
+
+    def runs(self, handle: Handle) -> bool:
+        return any(m.pid == handle.data["pid"] and m.state == "running" for m in self.host.machines.values())
+
+    def impostor(self, handle: Handle) -> tuple[Handle, Callable[[], bool]]:
+        stranger = self.host.put("stranger", "running", None)
+        data = {"pid": stranger.pid, "boot_id": stranger.boot_id}
+        return Handle(driver=handle.driver, version=1, data=data), lambda: stranger.state == "running"
+
+    def close(self) -> None:
+        self.host.machines.clear()
