@@ -123,8 +123,12 @@ class FrontDoor(Protocol):
         """Note that the agent has its configuration."""
         ...
 
-    def beat(self, vm: str, session: str) -> None:
-        """Note that the agent lives. Cheap, writes nothing; unknown ids are ignored."""
+    def beat(self, vm: str, session: str) -> bool:
+        """Note that the agent lives. Cheap, writes nothing; unknown ids are ignored.
+
+        Returns whether this session is the registered agent of a live machine that this coordinator has the
+        duty for: only such a one has its credential renewed and its log lines taken.
+        """
         ...
 
     def done(self, command: AgentDone) -> None:
