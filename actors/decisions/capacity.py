@@ -44,6 +44,7 @@ class ScalerRules(msgspec.Struct, frozen=True, kw_only=True):
     backoff_first_s: float = BACKOFF_FIRST_S
     backoff_most_s: float = BACKOFF_MOST_S
     targets: tuple[str, ...] = ()
+    label_sets: tuple[tuple[str, ...], ...] = ()  # declared, for people
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,141 @@
+"""The actor that admits: one decision over every limit it uses, one append. Nobody else takes a slot here."""
+
+from actors.aggregate import Aggregate, Proposal
+from actors.commands import Answer
+from actors.decisions.capacity import Held, Place, Routed, admit, check_demand
+from actors.errors import DriverError, Refused
+from actors.world import Call, World
+from events import subjects
+from events.coordinator import Started
+from events.demand import Placed
+from events.envelope import Recorded
+from events.vm import Requested
+from projections import backend, coordinator, demand
+from projections.backend import BackendState
+from projections.coordinator import CoordinatorState
+from projections.demand import DemandState
+from projections.vm import evolve as evolve_vm
+
+
+class AllocatorActor(Aggregate):
+    """Who gets capacity on this coordinator. Demands are served one after the other, each in one batch.
+
+    Slots are taken under the expected version of the coordinator and the scaler; they are freed by observing
+    `vm.reaped`. Another process that took our coordinator id is found by the first append that conflicts.
+    """
+
+    mailbox_limit = 200_000
+
+    def __init__(
+        self, world: World, coordinator_state: CoordinatorState, backends: dict[str, BackendState]
+    ) -> None:
+        super().__init__(world)
+        self.coordinator = coordinator_state
+        self.backends = dict(backends)
+        self._demand = DemandState()  # of the demand that is decided now; read only after a conflict
+        self._demand_key = ""
+
+    def resolve(self, call: Call) -> Proposal | None:
+        """Admit or refuse each agent of a routed demand."""
+        routed: Routed = call.command
+        check_demand(routed.demand)
+        if routed.demand.id != self._demand_key:
+            self._demand, self._demand_key = DemandState(), routed.demand.id
+        held = Held(
+            coordinator=self.coordinator,
+            backend=self.backends[routed.rules.slot],
+            demand=self._demand,
+            live=self._live(),
+        )
+        now = self.world.clock.now()
+        try:
+            places = self._places(routed)
+        except DriverError as error:
+            message = f"scaler {routed.rules.name} cannot start one: {error}"
+            answer = Answer(kind="refused", scaler=routed.rules.name, message=message)
+            return Proposal(result=(answer,) * routed.demand.count)
+        admission = admit(routed, held, places, self.world.site, now)
+        return Proposal(facts=admission.facts, result=admission.answers)
+
+    def _places(self, routed: Routed) -> tuple[Place, ...]:
+        driver, now = self.world.drivers[routed.rules.slot], self.world.clock.now()
+        ids = tuple(self.world.ids.vm(now) for _ in range(routed.demand.count))
+        return tuple(Place(vm=vm, placement=driver.plan(vm, routed.rules.name, routed.labels)) for vm in ids)
+
+    def _live(self) -> frozenset[str]:
+        """Return the machines whose lives are not over; needed only where a job may have one already."""
+        if not self._demand.vms:
+            return frozenset()
+        return frozenset(
+            vm for state in self.backends.values() for vm, slot in state.slots.items() if not slot.ended
+        )
+
+    def apply(self, facts: tuple[Recorded, ...]) -> None:
+        """Evolve every aggregate of the batch, tell the others, and begin the new lives."""
+        for fact in facts:
+            self._evolve(fact)
+        self.world.router.publish(facts, self.actor_ref)
+        for fact in facts:
+            if isinstance(fact.event, Requested):
+                self.world.begin(evolve_vm(None, fact.event, fact))
+
+    def _evolve(self, fact: Recorded) -> None:
+        kind = fact.aggregate.partition(".")[0]
+        if kind == "coordinator":
+            self.coordinator = coordinator.evolve(self.coordinator, fact.event, fact)
+        elif kind == "backend":
+            state = self.backends.get(fact.aggregate, BackendState())
+            self.backends[fact.aggregate] = backend.evolve(state, fact.event, fact)
+
+    def observe(self, fact: Recorded) -> None:
+        """Follow gates, and the lives that hold or free slots."""
+        if fact.aggregate.startswith("backend."):
+            state = self.backends.get(fact.aggregate)
+            if state is not None and fact.version == state.version + 1:
+                self._evolve(fact)
+            return
+        vm = fact.aggregate.removeprefix("vm.")
+        self.coordinator = coordinator.evolve_vm(self.coordinator, fact.event, fact)
+        slot = self.world.router.slots.get(vm) or getattr(fact.event, "slot", None)
+        if slot in self.backends:
+            self.backends[slot] = backend.evolve_vm(self.backends[slot], fact.event, fact)
+
+    def aggregates(self, call: Call) -> tuple[str, ...]:
+        """Return every aggregate the decision rested on."""
+        routed: Routed = call.command
+        own = (subjects.coordinator(self.world.site.coordinator), routed.rules.slot)
+        return own if routed.demand.job is None else (*own, subjects.demand(routed.demand.id))
+
+    def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
+        """Evolve by what was missed; find out whether we were replaced."""
+        for aggregate, facts in read.items():
+            if aggregate.startswith("demand."):
+                self._demand = _fold_demand(facts)
+                continue
+            known = (
+                self.coordinator.version
+                if aggregate.startswith("coordinator.")
+                else self.backends[aggregate].version
+            )
+            for fact in facts:
+                if fact.version <= known:
+                    continue
+                if isinstance(fact.event, Started):
+                    self._replaced(fact)
+                self._evolve(fact)
+
+    def _replaced(self, fact: Recorded) -> None:
+        started: Started = fact.event
+        self.world.fatal(
+            f"another process (pid {started.pid} on {started.host}) started as coordinator "
+            f"{self.world.site.coordinator} at {fact.at:%H:%M:%S}: this one stops; give each coordinator its own --id"
+        )
+        raise Refused("replaced", "this coordinator was replaced by another process with its id")
+
+
+def _fold_demand(facts: tuple[Recorded, ...]) -> DemandState:
+    state = DemandState()
+    for fact in facts:
+        event: Placed = fact.event
+        state = demand.evolve(state, event, fact)
+    return state

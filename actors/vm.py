@@ -1,0 +1,449 @@
+"""The actor of one machine: which decision, and which effect follows from which fact."""
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from actors.aggregate import Aggregate, Proposal
+from actors.commands import RegisterAgent, Registration
+from actors.decisions.capacity import ScalerRules
+from actors.decisions.recovery import Action, action
+from actors.decisions.vm import (
+    End,
+    NoteDeadline,
+    NoteExit,
+    NoteGone,
+    NoteSilence,
+    NoteSpawned,
+    NoteSpawnFailed,
+    NoteTeardownFailed,
+    NoteTornDown,
+    StartSpawn,
+    TakeUp,
+    decide,
+)
+from actors.errors import DriverError, Refused
+from actors.ports import Driver, Found, NewFact, SpawnOrder
+from actors.world import Beat, Call, Enlist, InFlight, World
+from events import subjects
+from events.envelope import Recorded
+from events.vm import (
+    Draining,
+    Failed,
+    Handle,
+    Reaped,
+    Reason,
+    Registered,
+    Requested,
+    Spawned,
+    SpawnStarted,
+    TakenUp,
+    TeardownFailed,
+)
+from projections.vm import VmState, deadline, evolve
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 5.0
+"""How soon a host that could not say what it holds is asked again."""
+
+ABORT_GRACE_S = 30.0
+"""How long a teardown waits for a spawn that was called off; after that it goes ahead beside it."""
+
+DEADLINE_AGAIN_S = 1.0
+"""How soon a passed deadline is looked at again, should the log not take its fact at once."""
+
+STOP_GRACE_S = 5.0
+"""What an agent is given between being told to stop and SIGTERM reaching it by the driver."""
+
+
+class Resume(NamedTuple):
+    """The first message of every machine's actor: what to do now, and what the host showed."""
+
+    action: Action
+    found: Found | None = None
+
+
+class _Due(NamedTuple):
+    what: str
+
+
+class VmActor(Aggregate):
+    """One machine from its request until nothing of it is left. Ends itself with `vm.reaped`."""
+
+    def __init__(self, world: World, state: VmState) -> None:
+        super().__init__(world)
+        self.state = state
+        self._heard_s = world.clock.monotonic_s()
+        self._suspect = False
+        self._early: Call | None = None  # a registration that came before the driver had answered
+        self._late_handle: Handle | None = None  # of a spawn that came up after its life was over
+        self._tearing_down = False
+        self._watched = False
+        self._anchor(world.clock.now())
+
+    # Decisions.
+
+    def resolve(self, call: Call) -> Proposal | None:
+        """Decide by the pure function; a registration ahead of its `vm.spawned` waits for it."""
+        if isinstance(call.command, RegisterAgent) and self.state.phase == "starting":
+            if self._early is not None and self._early.reply is not None:
+                self._early.reply(Refused("not-started", "another registration came after this one"))
+            self._early = call
+            return None
+        events = decide(self.state, call.command)
+        self._note_without_fact(call.command)
+        facts = tuple(
+            NewFact(
+                aggregate=subjects.vm(self.state.id),
+                version=self.state.version + 1 + index,
+                expected_sequence=self.state.sequence if index == 0 else None,
+                event=event,
+            )
+            for index, event in enumerate(events)
+        )
+        result = self._registration() if isinstance(call.command, RegisterAgent) else None
+        return Proposal(facts=facts, result=result, teardown=True)
+
+    def _registration(self) -> Registration:
+        state = self.state
+        return Registration(
+            vm=state.id,
+            labels=state.agent_labels or state.labels,
+            gate=state.gate,
+            job=state.job,
+            run=state.run,
+            beat_every_s=self.rules.beat_every_s,
+        )
+
+    def _note_without_fact(self, command: Any) -> None:
+        """Take what a command says beside the facts it leads to."""
+        match command:
+            case NoteSpawned(handle=handle) if self.state.ended:
+                self._late_handle = handle
+                self._tear_down()
+            case NoteSpawnFailed() if self.state.ended:
+                self._tear_down()
+            case RegisterAgent() if self.state.phase == "registered":
+                self._heard()
+            case NoteTornDown() | NoteTeardownFailed():
+                self._tearing_down = False
+            case _:
+                pass
+
+    def apply(self, facts: tuple[Recorded, ...]) -> None:
+        """Evolve, tell the others, then begin what follows."""
+        for fact in facts:
+            self.state = evolve(self.state, fact.event, fact)
+        self._anchor(self.world.clock.now())
+        self.world.router.publish(facts, self.actor_ref)
+        for fact in facts:
+            self._act(fact)
+
+    def aggregates(self, call: Call) -> tuple[str, ...]:
+        """Return its own: a machine decides about nothing else."""
+        del call
+        return (subjects.vm(self.state.id),)
+
+    def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
+        """Take up the facts that others appended, and act on them as on our own."""
+        missed = tuple(f for f in read[subjects.vm(self.state.id)] if f.version > self.state.version)
+        if missed:
+            self.apply(missed)
+
+    def observe(self, fact: Recorded) -> None:
+        """Follow a fact an operator's front door or another coordinator appended."""
+        if fact.version == self.state.version + 1:
+            self.apply((fact,))
+
+    # Messages that are no commands.
+
+    def receive(self, message: Any) -> None:
+        """Handle what only this actor knows: how to go on, beats, and timers."""
+        match message:
+            case Resume(action=what, found=found):
+                self._resume(what, found)
+            case Beat(session=session):
+                if session == self.state.session:
+                    self._heard()
+            case _Due(what="deadline"):
+                self._tell_self(NoteDeadline(now=self._now()))
+                self._arm_deadline(at_least_s=DEADLINE_AGAIN_S)
+            case _Due(what="silence"):
+                self._look_for_silence()
+            case _Due(what="teardown"):
+                self._tear_down()
+            case _Due(what="spawn-hangs"):
+                self._tear_down(beside_spawn=True)
+            case _:
+                super().receive(message)
+
+    def _resume(self, what: Action, found: Found | None) -> None:
+        self._arm_deadline()
+        match what:
+            case "wait-turn":
+                self.world.router.tell_backend(self.state.slot, Enlist(self.state.id))
+            case "spawn":
+                self._spawn()
+            case "take-up":
+                assert found is not None, "a machine is taken up by what was found of it"
+                handle = found.handle or self.state.handle
+                site = self.world.site
+                self._tell_self(TakeUp(coordinator=site.coordinator, handle=handle, evidence=found.evidence))
+            case "fail-gone" | "fail-half-made":
+                self._tell_self(self._gone(what, found))
+            case "tear-down":
+                self._tear_down()
+            case "ask-again":
+                if self.state.phase == "registered":
+                    self._arm_silence(self.rules.heartbeat_grace_s)
+                self.world.timers.set(self._key("inspect"), ASK_AGAIN_S, self._inspect)
+            case "nothing" | "report":
+                pass
+
+    def _gone(self, what: Action, found: Found | None) -> NoteGone:
+        evidence = found.evidence if found is not None else "not looked at"
+        if self.state.boot_id != self.world.site.boot_id:
+            return NoteGone(reason="host-rebooted", detail=f"boot id changed since the request: {evidence}")
+        if what == "fail-half-made":
+            return NoteGone(reason="launch-failed", detail=f"half made when we restarted: {evidence}")
+        reason: Reason = "exited" if self.state.phase == "registered" else "exited-early"
+        return NoteGone(reason=reason, detail=f"gone when we restarted: {evidence}")
+
+    # Effects.
+
+    def _act(self, fact: Recorded) -> None:
+        match fact.event:
+            case Requested():
+                pass
+            case SpawnStarted():
+                self._arm_deadline()
+                self._spawn()
+            case Spawned(handle=handle):
+                self._watch(handle)
+                self._arm_deadline()
+                self._answer_early()
+            case TakenUp():
+                if self.state.handle is not None:
+                    self._watch(self.state.handle)
+                if self.state.phase == "registered":
+                    self._heard()
+                    self._arm_silence(self.rules.heartbeat_grace_s)
+            case Registered():
+                self.world.timers.cancel(self._key("deadline"))
+                self._heard()
+                self._arm_silence(self.rules.heartbeat_grace_s)
+            case Draining(reason=reason) | Failed(reason=reason):
+                self._end_work(reason)
+            case TeardownFailed(retry_in_s=retry_in_s):
+                self._set_timer("teardown", retry_in_s)
+            case Reaped():
+                self._bury()
+            case _:
+                pass
+
+    def _end_work(self, reason: str) -> None:
+        """Stop what runs for a life that is over, and take the machine down."""
+        for timer in ("deadline", "silence", "inspect"):
+            self.world.timers.cancel(self._key(timer))
+        self._answer_early()
+        if self.state.registered_at is not None and reason in ("operator", "drain", "shutdown"):
+            self.world.link.stop(self.state.id, reason, STOP_GRACE_S)
+        self._tear_down()
+
+    def _bury(self) -> None:
+        for timer in ("deadline", "silence", "teardown", "inspect", "spawn-hangs"):
+            self.world.timers.cancel(self._key(timer))
+        router = self.world.router
+        router.vms.pop(self.state.id, None)
+        router.slots.pop(self.state.id, None)
+        self.stop()
+
+    def _spawn(self) -> None:
+        world, state, driver = self.world, self.state, self.driver
+        flight = InFlight(abort=world.new_abort())
+        world.in_flight[state.id] = flight
+
+        def spawn() -> None:
+            outcome = _spawn(world, driver, state, flight)
+            del world.in_flight[state.id]
+            flight.finished.set()
+            world.router.tell_vm(state.id, Call(outcome, cause=f"{subjects.vm(state.id)}:{state.version}"))
+
+        try:
+            world.spawns.submit(spawn)
+        except Refused as refused:
+            del world.in_flight[state.id]
+            self._tell_self(NoteSpawnFailed(kind="exhausted", detail=str(refused), transient=True))
+
+    def _tear_down(self, *, beside_spawn: bool = False) -> None:
+        """Begin the teardown, unless one runs or a spawn of the same machine has yet to end.
+
+        A spawn that was called off ends by itself soon; tearing down beside it could miss what it makes last.
+        """
+        world, state, driver = self.world, self.state, self.driver
+        if self._tearing_down or state.phase not in ("draining", "failed"):
+            return
+        flight = world.in_flight.get(state.id)
+        if flight is not None and not beside_spawn:
+            flight.abort.set()
+            self._set_timer("spawn-hangs", ABORT_GRACE_S)
+            return
+        self.world.timers.cancel(self._key("spawn-hangs"))
+        handle = state.handle or self._late_handle
+
+        def tear_down() -> None:
+            outcome = _tear_down(world, driver, state, handle)
+            world.router.tell_vm(state.id, Call(outcome, cause=f"{subjects.vm(state.id)}:{state.version}"))
+
+        self._tearing_down = True
+        try:
+            world.teardowns.submit(tear_down)
+        except Refused:
+            self._tearing_down = False
+            self._set_timer("teardown", ASK_AGAIN_S)
+
+    def _watch(self, handle: Handle) -> None:
+        if self._watched:
+            return
+        self._watched = True
+        router, vm = self.world.router, self.state.id
+
+        def ended(exit_: Any) -> None:
+            router.tell_vm(vm, Call(NoteExit(exit_code=exit_.exit_code, detail=exit_.detail)))
+
+        self.driver.watch(vm, self.state.placement, handle, ended)
+
+    def _inspect(self) -> None:
+        """Ask the host again, off the actor's thread."""
+        world, driver, state, ref = self.world, self.driver, self.state, self.actor_ref
+
+        def look() -> None:
+            found = driver.inspect(state.id, state.placement, state.handle)
+            if world.router.vms.get(state.id) is ref:
+                world.router.tell_vm(state.id, Resume(action(state, found, world.site.boot_id), found))
+
+        try:
+            world.reads.submit(look)
+        except Refused:
+            world.timers.set(self._key("inspect"), ASK_AGAIN_S, self._inspect)
+
+    # Time.
+
+    def _anchor(self, now: datetime) -> None:
+        """Remember a wall clock reading and its monotonic twin: a stepped wall clock must not end a life."""
+        self._anchor_at, self._anchor_s = now, self.world.clock.monotonic_s()
+
+    def _now(self) -> datetime:
+        return self._anchor_at + timedelta(seconds=self.world.clock.monotonic_s() - self._anchor_s)
+
+    def _arm_deadline(self, at_least_s: float = 0.01) -> None:
+        due = deadline(self.state)
+        if due is not None and self.state.phase in ("starting", "spawned"):
+            self._set_timer("deadline", max((due - self._now()).total_seconds() + 0.01, at_least_s))
+
+    def _heard(self) -> None:
+        self._heard_s = self.world.clock.monotonic_s()
+        self._suspect = False
+
+    def _arm_silence(self, delay_s: float) -> None:
+        self._set_timer("silence", delay_s)
+
+    def _look_for_silence(self) -> None:
+        """Fail a silent agent at the second look: beats may be queued behind a stall of our own.
+
+        Time in which we could not hear anybody does not count: absence starts at the later of its last beat and
+        our own connection.
+        """
+        if self.state.phase != "registered":
+            return
+        grace_s, now_s = self.rules.heartbeat_grace_s, self.world.clock.monotonic_s()
+        since_s = max(self._heard_s, self.world.link_up_since_s())
+        silent_s = now_s - since_s
+        if silent_s <= grace_s:
+            self._suspect = False
+            self._arm_silence(max(min(grace_s, grace_s - silent_s), 0.05))
+        elif not self._suspect:
+            self._suspect = True
+            self._arm_silence(min(2 * self.rules.beat_every_s, grace_s))
+        else:
+            self._tell_self(NoteSilence(silent_s=silent_s, grace_s=grace_s))
+            self._arm_silence(grace_s)
+
+    # Small things.
+
+    @property
+    def rules(self) -> ScalerRules:
+        """The rules of its scaler."""
+        return self.world.rules[self.state.slot]
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of its scaler."""
+        return self.world.drivers[self.state.slot]
+
+    def _key(self, what: str) -> str:
+        return f"{self.state.id}:{what}"
+
+    def _set_timer(self, what: str, delay_s: float) -> None:
+        router, vm = self.world.router, self.state.id
+        self.world.timers.set(self._key(what), delay_s, lambda: _tell(router, vm, _Due(what)))
+
+    def _tell_self(self, command: Any) -> None:
+        cause = f"{subjects.vm(self.state.id)}:{self.state.version}"
+        self.actor_ref.tell(Call(command, cause=cause))
+
+    def _answer_early(self) -> None:
+        """Decide the registration that waited for `vm.spawned`."""
+        if self._early is not None:
+            early, self._early = self._early, None
+            self.actor_ref.tell(early)
+
+
+def _tell(router: Any, vm: str, message: Any) -> None:
+    router.tell_vm(vm, message)
+
+
+def _spawn(world: World, driver: Driver, state: VmState, flight: InFlight) -> NoteSpawned | NoteSpawnFailed:
+    """Bring a machine up, in the effects pool. Every way out is a command."""
+    world.crash.reach("spawn:before")
+    try:
+        order = SpawnOrder(
+            vm=state.id,
+            scaler=state.scaler,
+            labels=state.labels,
+            placement=state.placement,
+            environment=world.access.environment(state.id, state.agent_labels or state.labels),
+            limits=state.limits,
+        )
+        handle = driver.spawn(order, flight.abort)
+    except DriverError as error:
+        return NoteSpawnFailed.of(error)
+    except Refused as refused:
+        return NoteSpawnFailed(kind="refused", detail=str(refused), transient=False)
+    except Exception as error:
+        logger.exception("the driver broke while it spawned %s", state.id)
+        return NoteSpawnFailed(kind="unknown", detail=f"{type(error).__name__}: {error}", transient=True)
+    finally:
+        world.crash.reach("spawn:after")
+    return NoteSpawned(handle=handle)
+
+
+def _tear_down(
+    world: World, driver: Driver, state: VmState, handle: Handle | None
+) -> NoteTornDown | NoteTeardownFailed:
+    """Take a machine down, in the effects pool. Every way out is a command."""
+    world.crash.reach("teardown:before")
+    try:
+        evidence = driver.destroy(state.id, state.placement, handle, world.new_abort())
+    except DriverError as error:
+        return NoteTeardownFailed(detail=f"{error.kind}: {error}")
+    except Exception as error:
+        logger.exception("the driver broke while it tore down %s", state.id)
+        return NoteTeardownFailed(detail=f"{type(error).__name__}: {error}")
+    finally:
+        world.crash.reach("teardown:after")
+    return NoteTornDown(evidence=evidence)
+
+
+__all__ = ["End", "Resume", "StartSpawn", "VmActor"]

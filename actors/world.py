@@ -1,0 +1,144 @@
+"""What every actor is handed: the ports, where it stands, and the index by which actors find one another."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pykka import ActorDeadError, ActorRef
+
+from actors.decisions.capacity import ScalerRules, Site
+from actors.pooled import ActorPool
+from actors.ports import (
+    Abort,
+    AgentAccess,
+    AgentLink,
+    Clock,
+    CrashPoints,
+    Driver,
+    Effects,
+    Ids,
+    Journal,
+    Timers,
+)
+from events.envelope import Recorded
+from projections.vm import VmState
+
+logger = logging.getLogger(__name__)
+
+Reply = Callable[[Any], None]
+"""Takes the result, or the exception that is the answer. Called once, from an actor: it must not block."""
+
+
+class Call(NamedTuple):
+    """A command on its way to an actor, with who waits for the answer and what led to it."""
+
+    command: Any
+    reply: Reply | None = None
+    cause: str = ""
+    correlation: str = ""
+
+
+class Observed(NamedTuple):
+    """A fact that was appended by somebody else than the actor it is told to."""
+
+    fact: Recorded
+
+
+class Enlist(NamedTuple):
+    """A machine waits for its turn in its scaler's throttle."""
+
+    vm: str
+
+
+class Beat(NamedTuple):
+    """An agent was heard."""
+
+    session: str
+
+
+@dataclass
+class InFlight:
+    """A spawn that runs in the effects pool now: at most one per machine, whatever becomes of its actor."""
+
+    abort: Abort
+    finished: threading.Event = field(default_factory=threading.Event)
+
+
+class Router:
+    """The index of living actors, by what they are for. pykka's registry is a list: never searched here.
+
+    Written by whoever starts or buries an actor, read from any thread; every operation is one dict access.
+    """
+
+    def __init__(self) -> None:
+        self.vms: dict[str, ActorRef[Any]] = {}
+        self.slots: dict[str, str] = {}  # vm -> backend aggregate
+        self.backends: dict[str, ActorRef[Any]] = {}  # backend aggregate -> actor
+        self.allocator: ActorRef[Any] | None = None
+        self.observers: list[Callable[[Recorded], None]] = []
+
+    def tell_vm(self, vm: str, message: Any) -> bool:
+        """Tell the machine's actor; False when it has none here."""
+        ref = self.vms.get(vm)
+        return ref is not None and tell(ref, message)
+
+    def tell_backend(self, slot: str, message: Any) -> bool:
+        """Tell the scaler's actor; False when it has none here."""
+        ref = self.backends.get(slot)
+        return ref is not None and tell(ref, message)
+
+    def publish(self, facts: Iterable[Recorded], by: ActorRef[Any]) -> None:
+        """Tell everybody whose state these facts change, except the actor that appended and applied them."""
+        for fact in facts:
+            kind, _, rest = fact.aggregate.partition(".")
+            told: list[ActorRef[Any] | None] = []
+            if kind == "vm":
+                told = [self.backends.get(self.slots.get(rest, "")), self.allocator]
+            elif kind == "backend":
+                told = [self.backends.get(fact.aggregate), self.allocator]
+            for ref in told:
+                if ref is not None and ref is not by:
+                    tell(ref, Observed(fact))
+            for observe in self.observers:
+                observe(fact)
+
+
+def tell(ref: ActorRef[Any], message: Any) -> bool:
+    """Tell an actor that may have ended meanwhile; False when it had: its successor starts from the log."""
+    try:
+        ref.tell(message)
+    except ActorDeadError:
+        logger.debug("told an actor that has ended: %s", ref)
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Everything an actor may touch. One per coordinator process."""
+
+    site: Site
+    rules: dict[str, ScalerRules]  # by backend aggregate
+    drivers: dict[str, Driver]  # by backend aggregate
+    journal: Journal
+    clock: Clock
+    timers: Timers
+    ids: Ids
+    spawns: Effects
+    teardowns: Effects
+    reads: Effects
+    access: AgentAccess
+    link: AgentLink
+    crash: CrashPoints
+    pool: ActorPool
+    new_abort: Callable[[], Abort]
+    link_up_since_s: Callable[[], float]
+    """The monotonic second since when agents can be heard; infinity while they cannot."""
+    fatal: Callable[[str], None]
+    """Ends the process in an orderly way: another one has taken our place, or we cannot keep a promise."""
+    begin: Callable[[VmState], None]
+    """Starts the actor of a machine just requested."""
+    router: Router = field(default_factory=Router)
+    in_flight: dict[str, InFlight] = field(default_factory=dict)
