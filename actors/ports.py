@@ -10,6 +10,7 @@ import msgspec
 from events.codec import AnyEvent
 from events.envelope import Recorded, Resources
 from events.vm import Handle
+from projections.view import AnyTable, Changes, Key, View
 
 
 class NewFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,32 +347,47 @@ class CrashPoints(Protocol):
 class Rows(Protocol):
     """Where a projector keeps its rows and, in the same transaction, how far it has come."""
 
-    def checkpoint(self, view: str, version: int) -> int:
-        """Return the last sequence saved for this view and version; 0 starts it afresh, with no rows."""
+    def checkpoint(self, view: View) -> int:
+        """Return the last sequence saved for this view; a view of an older version is emptied and starts at 0.
+
+        Raises:
+            RowsRefused: the rows are of a newer version.
+            RowsUnavailable: no answer.
+        """
         ...
 
-    def load(self, view: str, keys: Iterable[str]) -> dict[str, msgspec.Struct]:
-        """Return the rows that exist for these keys."""
+    def load(self, table: AnyTable, keys: Iterable[Key]) -> Mapping[Any, msgspec.Struct]:
+        """Return the rows that exist for these keys.
+
+        Raises:
+            RowsUnavailable: no answer.
+        """
         ...
 
-    def save(
-        self,
-        view: str,
-        previous: int,
-        sequence: int,
-        rows: Mapping[str, msgspec.Struct | None],
-        history: Iterable[Recorded],
-    ) -> None:
+    def save(self, view: View, previous: int, sequence: int, changes: Changes) -> None:
         """Upsert rows (None deletes), move the checkpoint from `previous` to `sequence`: all in one transaction.
+
+        After RowsUnavailable it may be saved or not: `checkpoint` tells.
 
         Raises:
             StaleProjector: the checkpoint is not at `previous`; another projector moved it.
+            RowRejected: a row can never be stored.
+            RowsRefused: these tables are not for this fleetlog.
             RowsUnavailable: the database does not answer; try again later.
         """
         ...
 
-    def lock(self, view: str) -> AbstractContextManager[None]:
-        """Hold the view for one projector."""
+    def reset(self, view: View) -> None:
+        """Empty the view's tables and put its checkpoint at 0, in one transaction."""
+        ...
+
+    def lock(self, view: View) -> AbstractContextManager[None]:
+        """Hold the view for one projector. It saves work; what keeps rows right is `save`.
+
+        Raises:
+            ViewHeld: another one holds it.
+            RowsUnavailable: no answer.
+        """
         ...
 
 
@@ -379,5 +395,17 @@ class RowsUnavailable(Exception):  # noqa: N818
     """The tables do not answer. The fleet works on; projections catch up when they are back."""
 
 
+class RowsRefused(Exception):  # noqa: N818
+    """These tables are not for this fleetlog: too old a server, too new a schema, no rights. Retrying cannot help."""
+
+
+class RowRejected(Exception):  # noqa: N818
+    """The database will never take one of these rows; the message has its reason."""
+
+
 class StaleProjector(Exception):  # noqa: N818
     """Another projector moved the checkpoint: this one must load it again before it saves."""
+
+
+class ViewHeld(Exception):  # noqa: N818
+    """Another projector works on the view, here or on another coordinator; this one stands by."""
