@@ -9,6 +9,10 @@ VM_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 """A VM's id, which is its agent's: the jailer's rule, and one subject token."""
 
 
+TAG_HEADER = "Fleetlog-Tag"
+"""The header of each stored fact that repeats its tag, for consumers that filter without decoding."""
+
+
 def checked(name: str, what: str) -> str:
     """Return `name` if it can be one subject token; raise ValueError naming the place and the form."""
     if not NAME.fullmatch(name):
@@ -39,6 +43,11 @@ def coordinator(coordinator_id: str) -> str:
     return f"coordinator.{coordinator_id}"
 
 
+def leader() -> str:
+    """Return the aggregate of the elections; the sequence of its last fact is the epoch."""
+    return "coordinator.leader"
+
+
 def demand(key: str) -> str:
     """Return the aggregate of one demand, by the hash of its job id or by its own id."""
     return f"demand.{key}"
@@ -62,6 +71,18 @@ def log(cluster: str, aggregate: str) -> str:
 def whole_log(cluster: str) -> str:
     """Return the wildcard that is the stream's only subject."""
     return log_prefix(cluster) + ">"
+
+
+def matches(pattern: str, aggregate: str) -> bool:
+    """Tell whether an aggregate falls under a wildcard: `*` is one token, a last `>` one or more."""
+    wanted, tokens = pattern.split("."), aggregate.split(".")
+    if wanted[-1] == ">":
+        if len(tokens) < len(wanted):
+            return False
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
 
 
 def agent(cluster: str, vm_id: str, verb: str) -> str:
