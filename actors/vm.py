@@ -181,6 +181,8 @@ class VmActor(Aggregate):
     def _resume(self, what: Action, found: Found | None) -> None:
         self._arm_deadline()
         match what:
+            case "wait-turn" if self.state.phase != "requested":
+                pass  # a scaler's actor started again and asks who waits; this one does not
             case "wait-turn":
                 self.world.router.tell_backend(self.state.slot, Enlist(self.state.id))
             case "spawn":
@@ -195,8 +197,7 @@ class VmActor(Aggregate):
             case "tear-down":
                 self._tear_down()
             case "ask-again":
-                if self.state.phase == "registered":
-                    self._arm_silence(self.rules.heartbeat_grace_s)
+                self._listen()
                 self.world.timers.set(self._key("inspect"), ASK_AGAIN_S, self._inspect)
             case "nothing" | "report":
                 pass
@@ -226,13 +227,10 @@ class VmActor(Aggregate):
             case TakenUp():
                 if self.state.handle is not None:
                     self._watch(self.state.handle)
-                if self.state.phase == "registered":
-                    self._heard()
-                    self._arm_silence(self.rules.heartbeat_grace_s)
+                self._listen()
             case Registered():
                 self.world.timers.cancel(self._key("deadline"))
-                self._heard()
-                self._arm_silence(self.rules.heartbeat_grace_s)
+                self._listen()
             case Draining(reason=reason) | Failed(reason=reason):
                 self._end_work(reason)
             case TeardownFailed(retry_in_s=retry_in_s):
@@ -244,6 +242,7 @@ class VmActor(Aggregate):
 
     def _end_work(self, reason: str) -> None:
         """Stop what runs for a life that is over, and take the machine down."""
+        self.world.router.sessions.pop(self.state.id, None)
         for timer in ("deadline", "silence", "inspect"):
             self.world.timers.cancel(self._key(timer))
         self._answer_early()
@@ -345,6 +344,13 @@ class VmActor(Aggregate):
     def _heard(self) -> None:
         self._heard_s = self.world.clock.monotonic_s()
         self._suspect = False
+
+    def _listen(self) -> None:
+        """Expect the registered agent's beats from now on."""
+        if self.state.phase == "registered" and self.state.session is not None:
+            self.world.router.sessions[self.state.id] = self.state.session
+            self._heard()
+            self._arm_silence(self.rules.heartbeat_grace_s)
 
     def _arm_silence(self, delay_s: float) -> None:
         self._set_timer("silence", delay_s)

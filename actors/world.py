@@ -75,6 +75,7 @@ class Router:
     def __init__(self) -> None:
         self.vms: dict[str, ActorRef[Any]] = {}
         self.slots: dict[str, str] = {}  # vm -> backend aggregate
+        self.sessions: dict[str, str] = {}  # vm -> its registered agent's session, while the life lasts
         self.backends: dict[str, ActorRef[Any]] = {}  # backend aggregate -> actor
         self.allocator: ActorRef[Any] | None = None
         self.observers: list[Callable[[Recorded], None]] = []
@@ -89,7 +90,7 @@ class Router:
         ref = self.backends.get(slot)
         return ref is not None and tell(ref, message)
 
-    def publish(self, facts: Iterable[Recorded], by: ActorRef[Any]) -> None:
+    def publish(self, facts: Iterable[Recorded], by: ActorRef[Any] | None) -> None:
         """Tell everybody whose state these facts change, except the actor that appended and applied them."""
         for fact in facts:
             kind, _, rest = fact.aggregate.partition(".")

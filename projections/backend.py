@@ -91,6 +91,8 @@ def evolve_vm(state: BackendState, event: VmEvent, fact: Recorded) -> BackendSta
         case Registered():
             state = msgspec.structs.replace(state, failures=0, failed_at=None, last_failure="")
             return _with(state, msgspec.structs.replace(slot, starting=False, registered=True))
+        case Failed() if slot.ended:
+            return state  # told again after an actor's restart: a failure counts once
         case Failed(reason=reason, detail=detail):
             state = _with(state, msgspec.structs.replace(slot, starting=False, ended=True))
             if reason not in LAUNCH_FAILURES:

@@ -1,0 +1,301 @@
+"""Boot, recovery, the restart of a dead actor from its log, and the orderly end."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from actors.allocator import AllocatorActor
+from actors.backend import BackendActor
+from actors.decisions.capacity import ScalerRules
+from actors.decisions.recovery import Action, action
+from actors.decisions.vm import End
+from actors.errors import LogUnavailable, Refused
+from actors.pooled import PooledActor
+from actors.ports import Appended, Decision, NewFact, Outcome, Resource
+from actors.vm import Resume, VmActor
+from actors.world import Call, World, tell
+from events import subjects
+from events.coordinator import ConfigApplied, CoordinatorEvent, Started, Stopped
+from events.envelope import Recorded
+from events.vm import VmEvent
+from projections import backend, coordinator
+from projections.backend import BackendState
+from projections.boot import FleetState
+from projections.coordinator import CoordinatorState
+from projections.vm import VmState, evolve
+
+logger = logging.getLogger(__name__)
+
+RESTARTS_MOST = 3
+RESTART_WINDOW_S = 60.0
+"""An actor that dies more often than this many times in the window is given up: its machine is failed, with the reason."""
+
+IN_FLIGHT_WAIT_S = 30.0
+"""How long a restarted actor waits for a spawn its predecessor began, before it looks at the host."""
+
+RESTART_RETRY_S = 1.0
+BOOT_APPEND_S = 60.0
+
+
+class Supervisor:
+    """Starts every actor from the log and starts it again when it dies.
+
+    `boot` is called once, before the front doors open. Deaths are handled in the reads pool, never on an actor's
+    thread.
+    """
+
+    def __init__(self, world: World, *, settle: Callable[[Callable[[], bool]], None]) -> None:
+        """Take the world, and how to wait for something that other threads bring about."""
+        self.world = world
+        self._settle = settle
+        self._deaths: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+        self._stopping = False
+        self.taken_up: list[str] = []
+        self.restarts = 0
+        world.pool.on_death = self._on_death
+
+    # Boot.
+
+    def boot(self, fleet: FleetState, applied: ConfigApplied, started: Started) -> tuple[Resource, ...]:
+        """Bring the fleet of the log back to life, and return what the host holds that the log does not account for.
+
+        Raises:
+            LogUnavailable: the log would not take `coordinator.started`.
+        """
+        mine = self._announce(fleet, applied, started)
+        backends = {slot: fleet.backends.get(slot, BackendState()) for slot in self.world.rules}
+        for slot, rules in self.world.rules.items():
+            self._start_backend(slot, rules, backends[slot])
+        self._start_allocator(mine, backends)
+        for state in fleet.vms.values():
+            if state.owner == self.world.site.coordinator and state.slot in self.world.drivers:
+                self._look_and_begin(state)
+        return self._unaccounted(fleet)
+
+    def _announce(self, fleet: FleetState, applied: ConfigApplied, started: Started) -> CoordinatorState:
+        site = self.world.site
+        state = fleet.coordinators.get(site.coordinator, CoordinatorState())
+        events: list[CoordinatorEvent] = [started]
+        if state.digest != applied.digest:
+            events.append(applied)
+        aggregate = subjects.coordinator(site.coordinator)
+        facts = tuple(
+            NewFact(
+                aggregate=aggregate,
+                version=state.version + 1 + index,
+                expected_sequence=state.sequence if index == 0 else None,
+                event=event,
+            )
+            for index, event in enumerate(events)
+        )
+        for fact in self._append_now(facts, "boot"):
+            state = coordinator.evolve(state, fact.event, fact)
+        return state
+
+    def _append_now(self, facts: tuple[NewFact, ...], cause: str) -> tuple[Recorded, ...]:
+        """Append outside any actor, and wait.
+
+        Raises:
+            LogUnavailable: the log did not take it; the message has the reason.
+        """
+        world = self.world
+        attempt = world.ids.random()
+        decision = Decision(
+            attempt=attempt,
+            at=world.clock.now(),
+            writer=world.site.coordinator,
+            cause=cause,
+            correlation=attempt,
+            facts=facts,
+            teardown=True,
+        )
+        outcomes: list[Outcome] = []
+        world.journal.append(decision, outcomes.append)
+        self._settle(lambda: bool(outcomes))
+        outcome = outcomes[0] if outcomes else None
+        if not isinstance(outcome, Appended):
+            detail = "no answer" if outcome is None else outcome.detail
+            raise LogUnavailable(f"the log did not take {facts[0].event.__struct_config__.tag}: {detail}")
+        return outcome.facts
+
+    def _start_backend(self, slot: str, rules: ScalerRules, state: BackendState) -> None:
+        self.world.router.backends[slot] = self.world.pool.start(BackendActor, self.world, rules, state)
+
+    def _start_allocator(self, mine: CoordinatorState, backends: dict[str, BackendState]) -> None:
+        self.world.router.allocator = self.world.pool.start(AllocatorActor, self.world, mine, backends)
+
+    def begin(self, state: VmState) -> None:
+        """Start the actor of a machine that was just requested."""
+        self._start_vm(state, Resume("wait-turn"))
+
+    def _start_vm(self, state: VmState, resume: Resume) -> None:
+        router = self.world.router
+        ref = self.world.pool.start(VmActor, self.world, state)
+        router.slots[state.id] = state.slot
+        router.vms[state.id] = ref
+        tell(ref, resume)
+
+    def _look_and_begin(self, state: VmState) -> None:
+        """Ask the host about one machine and start its actor with what the recovery table says."""
+        found = self.world.drivers[state.slot].inspect(state.id, state.placement, state.handle)
+        what: Action = action(state, found, self.world.site.boot_id)
+        if what == "take-up":
+            self.taken_up.append(state.id)
+        self._start_vm(state, Resume(what, found))
+
+    def _unaccounted(self, fleet: FleetState) -> tuple[Resource, ...]:
+        """Return what bears our drivers' marks and belongs to no live machine of the log: listed, never touched."""
+        found: list[Resource] = []
+        surveyed: set[int] = set()
+        for driver in self.world.drivers.values():
+            if id(driver) in surveyed:
+                continue
+            surveyed.add(id(driver))
+            try:
+                listing = driver.survey()
+            except Exception as error:  # noqa: BLE001 - whatever a listing fails by, nothing may follow from it
+                logger.warning("the host could not be listed, so nothing is said about leftovers: %s", error)
+                continue
+            found.extend(r for r in listing if r.vm is None or r.vm not in fleet.vms)
+        return tuple(found)
+
+    # Death and restart.
+
+    def _on_death(self, actor: PooledActor, error: BaseException) -> None:
+        if self._stopping:
+            return
+        logger.error("%s died and is started again from the log", actor, exc_info=error)
+        self._submit(lambda: self._restart(actor, error))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        try:
+            self.world.reads.submit(work)
+        except Refused:
+            self.world.timers.set(f"supervisor:{id(work)}", RESTART_RETRY_S, lambda: self._submit(work))
+
+    def _restart(self, actor: PooledActor, error: BaseException) -> None:
+        if self._stopping:
+            return
+        self.restarts += 1
+        try:
+            match actor:
+                case VmActor():
+                    self._restart_vm(actor.state.id, error)
+                case BackendActor():
+                    self._restart_backend(actor.rules)
+                case AllocatorActor():
+                    self._restart_allocator()
+                case _:
+                    logger.error("%s is of no kind the supervisor starts again", actor)
+        except LogUnavailable as unavailable:
+            logger.warning("%s waits for the log to be started again: %s", actor, unavailable)
+            self.world.timers.set(
+                f"supervisor:{actor.actor_urn}",
+                RESTART_RETRY_S,
+                lambda: self._submit(lambda: self._restart(actor, error)),
+            )
+
+    def _too_often(self, key: str) -> bool:
+        now_s = self.world.clock.monotonic_s()
+        with self._lock:
+            deaths = self._deaths.setdefault(key, deque(maxlen=RESTARTS_MOST + 1))
+            deaths.append(now_s)
+            return len(deaths) > RESTARTS_MOST and now_s - deaths[0] <= RESTART_WINDOW_S
+
+    def _restart_vm(self, vm: str, error: BaseException) -> None:
+        facts = self.world.journal.read(subjects.vm(vm))
+        state = _fold_vm(facts)
+        self.world.router.vms.pop(vm, None)
+        # It may have died between the append and telling the others; folds take a repeated fact once.
+        self.world.router.publish(facts, None)
+        if state is None or not state.live:
+            self.world.router.slots.pop(vm, None)
+            return
+        flight = self.world.in_flight.get(vm)
+        if flight is not None:
+            flight.abort.set()
+            flight.finished.wait(IN_FLIGHT_WAIT_S)
+        if self._too_often(vm):
+            if state.ended:
+                logger.critical(
+                    "the actor of %s dies in its teardown; left as it is until the next start", vm
+                )
+                return
+            self._start_vm(state, Resume("nothing"))
+            end = End(
+                reason="supervision", detail=f"its actor died {RESTARTS_MOST + 1} times: {error}", failed=True
+            )
+            self.world.router.tell_vm(vm, Call(end, cause="supervisor"))
+            return
+        self._look_and_begin(state)
+
+    def _fold_backend(self, slot: str) -> BackendState:
+        """Fold a scaler's own facts, then those of the machines that may still hold a slot of it."""
+        state = BackendState()
+        for fact in self.world.journal.read(slot):
+            state = backend.evolve(state, fact.event, fact)
+        for vm in list(state.slots):
+            for fact in self.world.journal.read(subjects.vm(vm)):
+                state = backend.evolve_vm(state, fact.event, fact)
+        return state
+
+    def _restart_backend(self, rules: ScalerRules) -> None:
+        self._give_up_if_hopeless(rules.slot)
+        state = self._fold_backend(rules.slot)
+        self._start_backend(rules.slot, rules, state)
+        for vm in state.slots:
+            self.world.router.tell_vm(vm, Resume("wait-turn"))
+
+    def _restart_allocator(self) -> None:
+        self._give_up_if_hopeless("allocator")
+        backends = {slot: self._fold_backend(slot) for slot in self.world.rules}
+        mine = CoordinatorState()
+        for fact in self.world.journal.read(subjects.coordinator(self.world.site.coordinator)):
+            mine = coordinator.evolve(mine, fact.event, fact)
+        held = frozenset(vm for state in backends.values() for vm in state.slots)
+        for vm in mine.slots - held:
+            for fact in self.world.journal.read(subjects.vm(vm)):
+                mine = coordinator.evolve_vm(mine, fact.event, fact)
+        self._start_allocator(mine, backends)
+        for vm in held - self.world.router.vms.keys():  # requested by its last append, and not begun
+            state = _fold_vm(self.world.journal.read(subjects.vm(vm)))
+            if state is not None and state.live:
+                self._look_and_begin(state)
+
+    def _give_up_if_hopeless(self, key: str) -> None:
+        if self._too_often(key):
+            self.world.fatal(f"{key} died more than {RESTARTS_MOST} times in {RESTART_WINDOW_S:g} s")
+
+    # End.
+
+    def stop(self, reason: str, *, timeout_s: float = 15.0) -> None:
+        """Stop the actors; machines run on and are taken up again at the next start. Repeatable."""
+        if self._stopping:
+            return
+        self._stopping = True
+        try:
+            self._append_stopped(reason)
+        except LogUnavailable as error:
+            logger.warning("stopping without a fact of it: %s", error)
+        self.world.pool.stop(timeout_s=timeout_s)
+
+    def _append_stopped(self, reason: str) -> None:
+        aggregate = subjects.coordinator(self.world.site.coordinator)
+        last = self.world.journal.read(aggregate)[-1]
+        fact = NewFact(
+            aggregate=aggregate,
+            version=last.version + 1,
+            expected_sequence=last.sequence,
+            event=Stopped(reason=reason),
+        )
+        self._append_now((fact,), "shutdown")
+
+
+def _fold_vm(facts: tuple[Recorded, ...]) -> VmState | None:
+    state: VmState | None = None
+    for fact in facts:
+        event: VmEvent = fact.event
+        state = evolve(state, event, fact)
+    return state
