@@ -1,15 +1,21 @@
 """Real servers for tests: one NATS and one PostgreSQL per session, and a NATS of one's own to kill."""
 
+import itertools
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from infra.credentials import AccountSigner, Credential
 from infra.embedded.keys import Keys
 from infra.embedded.nats_server import EmbeddedNats, NatsOptions
+from infra.embedded.postgres_server import EmbeddedPostgres
+
+_databases = itertools.count(1)
 
 
 def wall_time(offset_s: float = 0) -> datetime:
@@ -115,3 +121,37 @@ def own_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     server = NatsServer(tmp_path / "nats")
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """The session's PostgreSQL: take a database of your own with `postgres_dsn`, never stop it."""
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), supervised=False)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def postgres_dsn(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """The connection string of a fresh, empty database (0.05 s)."""
+    name = f"test_{next(_databases)}"
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    yield postgres_server.dsn_of(name)
+    with psycopg.connect(postgres_server.dsn, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def own_postgres_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL for this test alone, to be killed, stopped and restarted (0.6 s); it comes back only then."""
+    with EmbeddedPostgres(tmp_path / "postgres", supervised=False) as server:
+        yield server
+
+
+@pytest.fixture
+def root() -> None:
+    """The test needs root: without it, skipped, or failed where FLEETLOG_REQUIRE names root."""
+    if os.geteuid() != 0:
+        required = "root" in os.environ.get("FLEETLOG_REQUIRE", "").split(",")
+        (pytest.fail if required else pytest.skip)("this test needs root")

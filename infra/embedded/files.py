@@ -50,3 +50,19 @@ def log_tail(path: Path, lines: int = 15) -> str:
     except OSError as error:
         return f"({path}: {error.strerror})"
     return "\n".join(text.splitlines()[-lines:]) or f"({path} is empty)"
+
+
+def trim_log(path: Path, bytes_max: int) -> None:
+    """Once a log exceeds its bound, keep its last quarter and start it again from there.
+
+    The writer appends and knows nothing of it; a line it writes in that moment may be lost.
+    """
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= bytes_max:
+            return
+        file.seek(size - bytes_max // 4)
+        kept = file.read(bytes_max // 4)
+        file.truncate(0)
+        file.seek(0)
+        file.write(kept[kept.find(b"\n") + 1 :])

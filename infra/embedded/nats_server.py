@@ -155,10 +155,13 @@ class _NatsServer:
         self.lock_path = directory / "server.lock"
         self._log = directory / "nats.log"
         self._stderr = directory / "nats.stderr"
-        self.mark = f"fleetlog-nats-{hashlib.sha256(bytes(directory)).hexdigest()[:16]}"
-        self.user = os.geteuid()
+        self.mark = self.family_mark = f"fleetlog-nats-{hashlib.sha256(bytes(directory)).hexdigest()[:16]}"
         self.start_timeout_s = options.start_timeout_s
         self.stop_timeout_s = options.stop_timeout_s
+
+    @property
+    def user(self) -> int:
+        return os.geteuid()
 
     @property
     def port(self) -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import os
-import select
 import signal
 from pathlib import Path
 
@@ -22,15 +21,6 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()  # the name may hold spaces and parentheses
     return None if fields[0] in "ZX" else int(fields[_START_TICKS_AFTER_NAME])
-
-
-def parent_of(pid: int) -> int | None:
-    """Return a process's parent, None when it is gone."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(text.rpartition(")")[2].split()[1])
 
 
 def processes_marked(mark: str, user: int) -> list[int]:
@@ -68,13 +58,6 @@ def signal_marked(pid: int, mark: str, number: signal.Signals) -> bool:
         return True
     finally:
         os.close(descriptor)
-
-
-def wait_for_exit(pidfd: int, timeout_s: float) -> bool:
-    """Wait for a process to end; False when it still runs after the time."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0, timeout_s) * 1000))
 
 
 def try_lock(path: Path) -> int | None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from infra.embedded.errors import ServerFailed
-from infra.embedded.process import parent_of, processes_marked, signal_marked, try_lock
+from infra.embedded.process import processes_marked, signal_marked, try_lock
 
 _LOG = logging.getLogger("fleetlog.embedded")
 _POLL_S = 0.02
@@ -33,11 +33,16 @@ class Server(Protocol):
     name: str
     lock_path: Path
     mark: str
+    """In the command line of the server's first process, and of no other."""
+    family_mark: str
     """In the command line of every process of the server, and of no other's."""
-    user: int
     stop_signal: signal.Signals
     start_timeout_s: float
     stop_timeout_s: float
+
+    @property
+    def user(self) -> int:
+        """The user id it runs as."""
 
     def launch(self, lock: int) -> subprocess.Popen[bytes]:
         """Start the process, handing it the lock; ServerFailed when it is plain that it cannot run."""
@@ -193,18 +198,18 @@ class ServerProcess:
         server = self._server
         if (lock := try_lock(server.lock_path)) is not None:
             return lock
-        for number, patience_s in (
-            (server.stop_signal, server.stop_timeout_s),
-            (signal.SIGKILL, _KILL_TIMEOUT_S),
+        # First in good order and only the server itself: its children end with it, and those whose server is dead
+        # are ending. What is left after that is killed.
+        for mark, number, patience_s in (
+            (server.mark, server.stop_signal, server.stop_timeout_s),
+            (server.family_mark, signal.SIGKILL, _KILL_TIMEOUT_S),
         ):
-            pids = processes_marked(server.mark, server.user)
-            if number == signal.SIGKILL and not pids:
-                break
-            # A server's own children end with it; asked alone they would be missed by it.
-            leaders = pids if number == signal.SIGKILL else [p for p in pids if parent_of(p) not in pids]
-            for pid in leaders:
-                if signal_marked(pid, server.mark, number):
+            found = processes_marked(mark, server.user)
+            for pid in found:
+                if signal_marked(pid, mark, number):
                     _LOG.warning("%s of an earlier run, pid %d, is sent %s", server.name, pid, number.name)
+            if number == signal.SIGKILL and not found:
+                break
             deadline = time.monotonic() + patience_s
             while time.monotonic() < deadline:
                 if (lock := try_lock(server.lock_path)) is not None:
