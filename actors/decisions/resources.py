@@ -51,6 +51,14 @@ def format_memory(size_bytes: int) -> str:
     return f"{size_bytes // 1024}k"
 
 
+def declared(cpus: float | None, memory_bytes: int | None) -> Resources:
+    """Return the resources, with what is undeclared left out of their form on the wire and in digests."""
+    # msgspec leaves out a default that is the very same object, and a computed 0.0 is another one.
+    if cpus:
+        return Resources(cpus=cpus, memory_bytes=memory_bytes or 0)
+    return Resources(memory_bytes=memory_bytes or 0)
+
+
 def request_over_limit(spec: ResourceSpec) -> str | None:
     """Return what is wrong when one declaration requests more than it limits, else None."""
     wrong = []
@@ -79,10 +87,7 @@ def resolve(
         _nearest([level.requests.memory_bytes for level in levels]),
         _nearest([level.limits.memory_bytes for level in levels]),
     )
-    return ResourceSpec(
-        requests=Resources(cpus=cpus[0], memory_bytes=int(memory[0])),
-        limits=Resources(cpus=cpus[1], memory_bytes=int(memory[1])),
-    )
+    return ResourceSpec(requests=declared(cpus[0], int(memory[0])), limits=declared(cpus[1], int(memory[1])))
 
 
 def _nearest(values: list[float] | list[int]) -> tuple[float, int]:
