@@ -29,22 +29,28 @@ class Proposal(NamedTuple):
     teardown: bool = False
 
 
-class _Settled(NamedTuple):
+class _Try(NamedTuple):
+    """One command's way through the log; `attempt` marks the facts it tried to append, `doubt` that it may have."""
+
     call: Call
-    proposal: Proposal
-    tries: int
+    number: int
+    proposal: Proposal = Proposal()
+    attempt: str = ""
+    doubt: bool = False
+
+
+class _Settled(NamedTuple):
+    tried: _Try
     outcome: Outcome
 
 
 class _Reread(NamedTuple):
-    call: Call
-    tries: int
+    tried: _Try
     facts: dict[str, tuple[Recorded, ...]] | None  # None: the log did not answer
 
 
 class _ReadNow(NamedTuple):
-    call: Call
-    tries: int
+    tried: _Try
 
 
 class Aggregate(PooledActor):
@@ -101,15 +107,15 @@ class Aggregate(PooledActor):
         """Handle one message to its end, or to the point where the log has to answer."""
         match message:
             case Call():
-                self._decide(message, tries=0)
+                self._decide(_Try(message, 0))
             case Observed(fact=fact):
                 self.observe(fact)
             case _Settled():
                 self._settle(message)
             case _Reread():
                 self._decide_again(message)
-            case _ReadNow(call=call, tries=tries):
-                self._read_again(call, tries)
+            case _ReadNow(tried=tried):
+                self._read_again(tried)
             case _:
                 self.receive(message)
 
@@ -121,7 +127,8 @@ class Aggregate(PooledActor):
                 LogUnavailable("its actor died while the log was asked: look at the log for the outcome"),
             )
 
-    def _decide(self, call: Call, tries: int) -> None:
+    def _decide(self, tried: _Try) -> None:
+        call = tried.call
         try:
             proposal = self.resolve(call)
         except Refused as refused:
@@ -135,84 +142,94 @@ class Aggregate(PooledActor):
             self.unpark()
             _answer(call, proposal.result)
             return
-        self._append(call, proposal, tries)
+        self._append(tried._replace(proposal=proposal, attempt=self.world.ids.random(), doubt=False))
 
-    def _append(self, call: Call, proposal: Proposal, tries: int) -> None:
-        world, ref = self.world, self.actor_ref
-        attempt = world.ids.random()
-        cause = call.cause or f"command:{type(call.command).__name__}"
+    def _append(self, tried: _Try) -> None:
+        world, ref, call = self.world, self.actor_ref, tried.call
         decision = Decision(
-            attempt=attempt,
+            attempt=tried.attempt,
             at=world.clock.now(),
             writer=world.site.coordinator,
-            cause=cause,
-            correlation=call.correlation or attempt,
-            facts=proposal.facts,
-            teardown=proposal.teardown,
+            cause=call.cause or f"command:{type(call.command).__name__}",
+            correlation=call.correlation or tried.attempt,
+            facts=tried.proposal.facts,
+            teardown=tried.proposal.teardown,
         )
         self.park()
         self._out = call
-        world.crash.reach(f"{_name(proposal)}:before-append")
-        world.journal.append(
-            decision, lambda outcome: _tell_first(ref, _Settled(call, proposal, tries, outcome))
-        )
+        world.crash.reach(f"{_name(tried.proposal)}:before-append")
+        world.journal.append(decision, lambda outcome: _tell_first(ref, _Settled(tried, outcome)))
 
     def _settle(self, settled: _Settled) -> None:
-        call, proposal, tries, outcome = settled
+        tried, outcome = settled
         match outcome:
             case Appended(facts=facts):
-                self.world.crash.reach(f"{_name(proposal)}:after-append")
-                self._out = None
-                self.apply(facts)
-                self.unpark()
-                _answer(call, proposal.result)
+                self._stored(tried, facts)
             case NotAppended(stored=False, code=code, detail=detail):
                 self._out = None
                 self.unpark()
-                if call.reply is None:
-                    self.dropped(call)
+                if tried.call.reply is None:
+                    self.dropped(tried.call)
                 else:
-                    _answer(call, LogFull(detail) if code == "full" else LogUnavailable(detail))
-            case Conflicted() | NotAppended():
-                self._read_again(call, tries + 1)
+                    _answer(tried.call, LogFull(detail) if code == "full" else LogUnavailable(detail))
+            case Conflicted():
+                self._read_again(tried._replace(number=tried.number + 1))
+            case NotAppended():
+                self._read_again(tried._replace(number=tried.number + 1, doubt=True))
 
-    def _read_again(self, call: Call, tries: int) -> None:
+    def _stored(self, tried: _Try, facts: tuple[Recorded, ...]) -> None:
+        self.world.crash.reach(f"{_name(tried.proposal)}:after-append")
+        self._out = None
+        self.apply(facts)
+        self.unpark()
+        _answer(tried.call, tried.proposal.result)
+
+    def _read_again(self, tried: _Try) -> None:
         """Read what was missed; the mailbox stays parked, the thread does not wait."""
-        world, ref, wanted = self.world, self.actor_ref, self.aggregates(call)
+        world, ref = self.world, self.actor_ref
+        own = tuple(fact.aggregate for fact in tried.proposal.facts) if tried.doubt else ()
+        wanted = dict.fromkeys((*self.aggregates(tried.call), *own))
 
         def read() -> None:
             try:
                 facts = {aggregate: world.journal.read(aggregate) for aggregate in wanted}
             except LogUnavailable as error:
                 logger.warning("%s cannot be read yet: %s", ", ".join(wanted), error)
-                _tell_first(ref, _Reread(call, tries, None))
+                _tell_first(ref, _Reread(tried, None))
             else:
-                _tell_first(ref, _Reread(call, tries, facts))
+                _tell_first(ref, _Reread(tried, facts))
 
         try:
             world.reads.submit(read)
         except Refused:
-            self._decide_again(_Reread(call, tries, None))
+            self._decide_again(_Reread(tried, None))
 
     def _decide_again(self, reread: _Reread) -> None:
-        call, tries, facts = reread
+        tried, facts = reread
+        call, ref = tried.call, self.actor_ref
         if facts is None:
-            ref = self.actor_ref
-            self.world.timers.set(
-                f"{ref.actor_urn}:read", LOG_RETRY_S, lambda: _tell_first(ref, _ReadNow(call, tries))
-            )
+            key = f"{ref.actor_urn}:read"
+            self.world.timers.set(key, LOG_RETRY_S, lambda: _tell_first(ref, _ReadNow(tried)))
+            return
+        ours = tuple(fact for read in facts.values() for fact in read if fact.attempt == tried.attempt)
+        if tried.doubt and ours:
+            # It was stored after all: deciding anew would do it twice.
+            self._stored(tried, tuple(sorted(ours, key=lambda fact: fact.sequence)))
+            self.rehydrate(facts)
             return
         self._out = None
         self.rehydrate(facts)
-        if tries >= DECISIONS_MOST:
+        if tried.number >= DECISIONS_MOST:
             self.unpark()
-            message = f"another writer got there first {tries} times in a row: {', '.join(facts)}; try again"
+            message = (
+                f"another writer got there first {tried.number} times in a row: {', '.join(facts)}; try again"
+            )
             if call.reply is None:
                 logger.error("%s gives up on %r: %s", self, call.command, message)
                 self.dropped(call)
             _answer(call, Conflict(message))
             return
-        self._decide(call, tries)
+        self._decide(tried)
 
 
 def _name(proposal: Proposal) -> str:

@@ -77,7 +77,7 @@ class AllocatorActor(Aggregate):
         self.world.router.publish(facts, self.actor_ref)
         for fact in facts:
             if isinstance(fact.event, Requested):
-                self.world.begin(evolve_vm(None, fact.event, fact))
+                self.world.router.begin(evolve_vm(None, fact.event, fact))
 
     def _evolve(self, fact: Recorded) -> None:
         kind = fact.aggregate.partition(".")[0]

@@ -65,10 +65,10 @@ class BackendActor(Aggregate):
         return (self.rules.slot,)
 
     def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
-        """Evolve by the facts of its aggregate that were missed."""
-        for fact in read[self.rules.slot]:
-            if fact.version > self.state.version:
-                self.state = evolve(self.state, fact.event, fact)
+        """Take up the facts of its aggregate that were missed, and act on them as on our own."""
+        missed = tuple(fact for fact in read[self.rules.slot] if fact.version > self.state.version)
+        if missed:
+            self.apply(missed)
 
     def observe(self, fact: Recorded) -> None:
         """Follow the allocator's slots and the machines' lives; a life's step may free a turn."""

@@ -58,7 +58,7 @@ class Fleet:
         A demand with a job is known by the hash of the job's id: the same job asking twice is one demand.
         """
         check_demand(demand)
-        routed = self._route(demand)
+        routed = self.route(demand)
         if isinstance(routed, Answer):
             answers: tuple[Answer, ...] = (routed,) * demand.count
         else:
@@ -71,7 +71,8 @@ class Fleet:
                     told(answer)
         return answers
 
-    def _route(self, demand: Demand) -> Routed | Answer:
+    def route(self, demand: Demand) -> Routed | Answer:
+        """Return the demand with the label set that takes it, or the answer that none does."""
         found = match(self.routing.scalers, demand.labels, demand.exclude)
         if isinstance(found, NoMatch):
             return Answer(kind="no-backend", message=found.message)

@@ -10,9 +10,9 @@ from actors.backend import BackendActor
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action, action
 from actors.decisions.vm import End
-from actors.errors import LogUnavailable, Refused
+from actors.errors import Conflict, LogUnavailable, Refused
 from actors.pooled import PooledActor
-from actors.ports import Appended, Decision, NewFact, Outcome, Resource
+from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome, Resource
 from actors.vm import Resume, VmActor
 from actors.world import Call, World, tell
 from events import subjects
@@ -35,7 +35,7 @@ IN_FLIGHT_WAIT_S = 30.0
 """How long a restarted actor waits for a spawn its predecessor began, before it looks at the host."""
 
 RESTART_RETRY_S = 1.0
-BOOT_APPEND_S = 60.0
+BOOT_TRIES = 5
 
 
 class Supervisor:
@@ -55,16 +55,34 @@ class Supervisor:
         self.taken_up: list[str] = []
         self.restarts = 0
         world.pool.on_death = self._on_death
+        world.router.begin = self._begin
 
     # Boot.
 
-    def boot(self, fleet: FleetState, applied: ConfigApplied, started: Started) -> tuple[Resource, ...]:
+    def boot(
+        self, load: Callable[[], FleetState], applied: ConfigApplied, started: Started
+    ) -> tuple[Resource, ...]:
         """Bring the fleet of the log back to life, and return what the host holds that the log does not account for.
+
+        `load` folds the log as of now. An append of the process before us may land between that and
+        `coordinator.started`: then the fleet is folded again. After it, nothing of that process is taken.
 
         Raises:
             LogUnavailable: the log would not take `coordinator.started`.
+            Conflict: somebody else keeps writing as this coordinator.
         """
-        mine = self._announce(fleet, applied, started)
+        for _ in range(BOOT_TRIES):
+            fleet = load()
+            try:
+                mine = self._announce(fleet, applied, started)
+            except Conflict as conflict:
+                logger.warning("the log moved while it was folded, folding again: %s", conflict)
+            else:
+                return self._begin_fleet(fleet, mine)
+        name = self.world.site.coordinator
+        raise Conflict(f"another process keeps writing as coordinator {name}: give each one its own --id")
+
+    def _begin_fleet(self, fleet: FleetState, mine: CoordinatorState) -> tuple[Resource, ...]:
         backends = {slot: fleet.backends.get(slot, BackendState()) for slot in self.world.rules}
         for slot, rules in self.world.rules.items():
             self._start_backend(slot, rules, backends[slot])
@@ -111,14 +129,21 @@ class Supervisor:
             facts=facts,
             teardown=True,
         )
-        outcomes: list[Outcome] = []
-        world.journal.append(decision, outcomes.append)
-        self._settle(lambda: bool(outcomes))
-        outcome = outcomes[0] if outcomes else None
-        if not isinstance(outcome, Appended):
-            detail = "no answer" if outcome is None else outcome.detail
-            raise LogUnavailable(f"the log did not take {facts[0].event.__struct_config__.tag}: {detail}")
-        return outcome.facts
+        for _ in range(BOOT_TRIES):
+            outcomes: list[Outcome] = []
+            world.journal.append(decision, outcomes.append)
+            self._settle(lambda: bool(outcomes))  # noqa: B023 - called before the next round
+            match outcomes:
+                case [Appended(facts=stored)]:
+                    return stored
+                case [Conflicted(detail=detail)]:
+                    raise Conflict(detail)
+                case [NotAppended(stored=False, detail=detail)]:
+                    raise LogUnavailable(
+                        f"the log did not take {facts[0].event.__struct_config__.tag}: {detail}"
+                    )
+            # Not known: the same attempt again finds out, or stores it.
+        raise LogUnavailable(f"the log did not say whether it took {facts[0].event.__struct_config__.tag}")
 
     def _start_backend(self, slot: str, rules: ScalerRules, state: BackendState) -> None:
         self.world.router.backends[slot] = self.world.pool.start(BackendActor, self.world, rules, state)
@@ -126,7 +151,7 @@ class Supervisor:
     def _start_allocator(self, mine: CoordinatorState, backends: dict[str, BackendState]) -> None:
         self.world.router.allocator = self.world.pool.start(AllocatorActor, self.world, mine, backends)
 
-    def begin(self, state: VmState) -> None:
+    def _begin(self, state: VmState) -> None:
         """Start the actor of a machine that was just requested."""
         self._start_vm(state, Resume("wait-turn"))
 
@@ -277,7 +302,7 @@ class Supervisor:
         self._stopping = True
         try:
             self._append_stopped(reason)
-        except LogUnavailable as error:
+        except (LogUnavailable, Conflict) as error:
             logger.warning("stopping without a fact of it: %s", error)
         self.world.pool.stop(timeout_s=timeout_s)
 

@@ -79,6 +79,7 @@ class Router:
         self.backends: dict[str, ActorRef[Any]] = {}  # backend aggregate -> actor
         self.allocator: ActorRef[Any] | None = None
         self.observers: list[Callable[[Recorded], None]] = []
+        self.begin: Callable[[VmState], None] = _no_supervisor  # starts the actor of a machine just requested
 
     def tell_vm(self, vm: str, message: Any) -> bool:
         """Tell the machine's actor; False when it has none here."""
@@ -104,6 +105,10 @@ class Router:
                     tell(ref, Observed(fact))
             for observe in self.observers:
                 observe(fact)
+
+
+def _no_supervisor(state: VmState) -> None:
+    raise AssertionError(f"{state.id} cannot begin: no supervisor has taken its place yet")
 
 
 def tell(ref: ActorRef[Any], message: Any) -> bool:
@@ -139,7 +144,5 @@ class World:
     """The monotonic second since when agents can be heard; infinity while they cannot."""
     fatal: Callable[[str], None]
     """Ends the process in an orderly way: another one has taken our place, or we cannot keep a promise."""
-    begin: Callable[[VmState], None]
-    """Starts the actor of a machine just requested."""
     router: Router = field(default_factory=Router)
     in_flight: dict[str, InFlight] = field(default_factory=dict)

@@ -1,0 +1,389 @@
+"""A whole coordinator on a virtual clock: every step is chosen by a seed, and any of them may be its last.
+
+Nothing here runs beside the chosen step: actors take turns (a pool without threads), effects, the log's
+acknowledgements and timers are queues. A crash drops all of them and keeps the log and the virtual host.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pykka import ActorRegistry
+
+from actors.commands import AgentDone, Answer, Demand, RegisterAgent, RemoveAgent, SetGate
+from actors.decisions.capacity import ScalerRules, Site
+from actors.decisions.labels import RoutableScaler
+from actors.decisions.vm import NoteConfigAcked
+from actors.errors import Refused
+from actors.fleet import Fleet, Routing
+from actors.pooled import ActorPool
+from actors.supervisor import Supervisor
+from actors.world import Beat, Call, World, tell
+from events import subjects
+from events.coordinator import ConfigApplied, Started
+from events.vm import Spawned
+from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
+from infra.journal.memory import MemoryJournal
+from projections.boot import FleetState, fold_fleet
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SCALERS = {"small": 3, "large": 2}
+GLOBAL_MOST = 4
+
+
+class Crashed(BaseException):
+    """The process is gone: raised at a crash point, past every handler."""
+
+
+class VirtualClock:
+    """Time that moves when the simulation says so."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.elapsed_s)
+
+    def monotonic_s(self) -> float:
+        return self.elapsed_s
+
+
+class VirtualTimers:
+    """Wake-ups of one process, fired by the simulation."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.due: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def set(self, key: str, delay_s: float, call: Callable[[], None]) -> None:
+        self.due[key] = (self._clock.elapsed_s + delay_s, call)
+
+    def cancel(self, key: str) -> None:
+        self.due.pop(key, None)
+
+    def next_at(self) -> float | None:
+        return min((at for at, _ in self.due.values()), default=None)
+
+    def fire(self) -> bool:
+        for key, (at, call) in sorted(self.due.items(), key=lambda item: item[1][0]):
+            if at <= self._clock.elapsed_s:
+                del self.due[key]
+                call()
+                return True
+        return False
+
+
+class Queue:
+    """Steps of one source; they stay in order among themselves."""
+
+    def __init__(self) -> None:
+        self.steps: deque[Callable[[], None]] = deque()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self.steps.append(work)
+
+    def run(self) -> bool:
+        if not self.steps:
+            return False
+        self.steps.popleft()()
+        return True
+
+
+class SeededIds:
+    """Ids of a seed."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._count = 0
+
+    def vm(self, at: datetime) -> str:
+        self._count += 1
+        return f"a-{int(at.timestamp())}-{self._count:05d}-{self._chance.getrandbits(16):04x}"
+
+    def random(self) -> str:
+        return f"{self._chance.getrandbits(128):032x}"
+
+
+class NoAccess:
+    """Environment without a credential: nobody connects here."""
+
+    def environment(self, vm: str, labels: tuple[str, ...]) -> dict[str, str]:
+        return {"FLEETLOG_AGENT_ID": vm, "FLEETLOG_AGENT_LABELS": ",".join(labels)}
+
+
+class NoLink:
+    """Agents hear nothing; the driver's teardown reaches them."""
+
+    def stop(self, vm: str, reason: str, grace_s: float) -> None:
+        pass
+
+
+class CrashingPoints:
+    """Dies at the n-th pass of any point, or never."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.died = False
+        self.seen: set[str] = set()
+
+    def reach(self, name: str) -> None:
+        self.seen.add(name)
+        if self.died:
+            raise Crashed
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.died = True
+                raise Crashed
+
+
+class Simulation:
+    """One seed's run."""
+
+    def __init__(self, seed: int, script: Callable[[str], Script] | None = None) -> None:
+        self.chance = random.Random(seed)
+        self.clock = VirtualClock()
+        self.acknowledgements = Queue()
+        self.journal = MemoryJournal(self.clock, run=self.acknowledgements.submit)
+        self.host = VirtualHost()
+        self.script = script
+        self.ids = SeededIds(self.chance)
+        self.points = CrashingPoints()
+        self.answers: list[Answer] = []
+        self.registered: set[str] = set()
+        self.spawned: dict[str, int] = {}
+        self.crashes = 0
+        self.taken_up = 0
+        self.steps = 0
+        self.boot()
+
+    # One process.
+
+    def boot(self) -> None:
+        """Start a coordinator over what the log and the host hold."""
+        self.points.left, self.points.died = None, False
+        self.acknowledgements.steps.clear()
+        self.pool = ActorPool(workers=0, messages_per_turn=1)
+        self.timers = VirtualTimers(self.clock)
+        self.spawns, self.teardowns, self.reads = Queue(), Queue(), Queue()
+        self.fatal: list[str] = []
+        self.driver = ScriptedDriver(self.host, owner="c1", script=self.script, reach=self._reach_driver)
+        rules = {
+            name: ScalerRules(
+                name=name,
+                backend="bare-metal",
+                slot=subjects.local_backend("c1", name),
+                max_agents=most,
+                max_concurrent_spawns=2,
+                spawn_timeout_s=60,
+                register_timeout_s=120,
+                heartbeat_grace_s=60,
+            )
+            for name, most in SCALERS.items()
+        }
+        self.world = World(
+            site=Site(coordinator="c1", host="h1", boot_id=self.host.boot_id),
+            rules={rule.slot: rule for rule in rules.values()},
+            drivers={rule.slot: self.driver for rule in rules.values()},
+            journal=self.journal,
+            clock=self.clock,
+            timers=self.timers,
+            ids=self.ids,
+            spawns=self.spawns,
+            teardowns=self.teardowns,
+            reads=self.reads,
+            access=NoAccess(),
+            link=NoLink(),
+            crash=self.points,
+            pool=self.pool,
+            new_abort=threading.Event,
+            link_up_since_s=lambda: 0.0,
+            fatal=self.fatal.append,
+        )
+        self.fleet = Fleet(
+            self.world,
+            Routing(
+                scalers=tuple(
+                    RoutableScaler(name=name, backend="bare-metal", label_sets=(("linux", name),))
+                    for name in rules
+                ),
+                rules=rules,
+                resources=dict.fromkeys(rules, (None,)),
+            ),
+        )
+        self.supervisor = Supervisor(self.world, settle=self._settle)
+        applied = ConfigApplied(digest="d1", global_max_agents=GLOBAL_MOST, scalers={})
+        started = Started(host="h1", boot_id=self.host.boot_id, pid=self.crashes + 1, version="test")
+        self.supervisor.boot(self.fold, applied, started)
+        self.taken_up += len(self.supervisor.taken_up)
+
+    def _settle(self, done: Callable[[], bool]) -> None:
+        while not done() and self.acknowledgements.run():
+            pass
+
+    def _reach_driver(self, name: str) -> None:
+        self.points.reach(name)
+
+    def crash(self) -> None:
+        """SIGKILL: everything in memory is gone, the log and the host stay; then start again."""
+        self.crashes += 1
+        self.driver.close()
+        for ref in ActorRegistry.get_all():
+            ActorRegistry.unregister(ref)
+        self.journal.unavailable(down=False)
+        self.boot()
+
+    # Steps.
+
+    def step(self) -> bool:
+        """Let one thing happen, of those that can; False when nothing is due before time moves."""
+        self.steps += 1
+        sources = [
+            self.pool.run_turn,
+            self.pool.run_turn,
+            self.acknowledgements.run,
+            self.spawns.run,
+            self.teardowns.run,
+            self.reads.run,
+            self.timers.fire,
+        ]
+        self.chance.shuffle(sources)
+        try:
+            moved = any(source() for source in sources)
+        except Crashed:
+            moved = True
+        if self.points.died:
+            self.crash()
+        assert not self.fatal, self.fatal
+        return moved
+
+    def settle(self, most: int = 20_000) -> None:
+        """Let everything happen that needs no time to pass."""
+        for _ in range(most):
+            if not self.step():
+                return
+        raise AssertionError("the simulation does not come to rest")
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; timers fire one by one, each to its end."""
+        end = self.clock.elapsed_s + seconds
+        while True:
+            self.settle()
+            due = self.timers.next_at()
+            if due is None or due > end:
+                break
+            self.clock.elapsed_s = max(self.clock.elapsed_s, due)
+        self.clock.elapsed_s = end
+        self.settle()
+
+    # What people and agents do.
+
+    def tell(self, ref: Any, command: Any) -> list[Any]:
+        """Send a command as a front door would; the list gets the answer."""
+        answer: list[Any] = []
+        if ref is not None:
+            tell(ref, Call(command, reply=answer.append))
+        return answer
+
+    def demand(self, scaler: str, count: int = 1, job: str | None = None) -> list[Any]:
+        """Ask for agents."""
+        wanted = Demand(id=self.ids.random(), labels=("linux", scaler), count=count, job=job)
+        routed = self.fleet.route(wanted)
+        assert not isinstance(routed, Answer)
+        return self.tell(self.world.router.allocator, routed)
+
+    def register(self, vm: str, session: str | None = None) -> list[Any]:
+        """Let the machine's agent register."""
+        command = RegisterAgent(vm=vm, session=session or f"session-of-{vm}")
+        return self.tell(self.world.router.vms.get(vm), command)
+
+    def done(self, vm: str, exit_code: int = 0) -> list[Any]:
+        """Let the machine's agent say done."""
+        return self.tell(
+            self.world.router.vms.get(vm), AgentDone(vm=vm, session=f"session-of-{vm}", exit_code=exit_code)
+        )
+
+    def acked(self, vm: str) -> None:
+        """Let the agent acknowledge its configuration."""
+        self.tell(self.world.router.vms.get(vm), NoteConfigAcked(session=f"session-of-{vm}"))
+
+    def beat(self, vm: str) -> None:
+        """Let the agent beat."""
+        self.world.router.tell_vm(vm, Beat(f"session-of-{vm}"))
+
+    def remove(self, vm: str, *, force: bool) -> list[Any]:
+        """Let an operator remove the machine."""
+        return self.tell(self.world.router.vms.get(vm), RemoveAgent(vm=vm, by="operator", force=force))
+
+    def gate(self, scaler: str, gate: Any) -> list[Any]:
+        """Let an operator pause, drain or resume a scaler."""
+        ref = self.world.router.backends[subjects.local_backend("c1", scaler)]
+        return self.tell(ref, SetGate(scaler=scaler, gate=gate, by="operator"))
+
+    def running(self) -> list[str]:
+        """Return the machines that run on the host."""
+        return sorted(vm for vm, machine in self.host.machines.items() if machine.state == "running")
+
+    # What must always hold.
+
+    def fold(self) -> FleetState:
+        """Fold the log afresh."""
+        return fold_fleet(self.journal.replay())
+
+    def check_log(self) -> None:
+        """Check the promises that every prefix of the log keeps."""
+        live: dict[str, str] = {}
+        taken: dict[str, str] = {}
+        spawned: set[str] = set()
+        for fact in self.journal.replay():
+            vm = fact.aggregate.removeprefix("vm.")
+            match fact.tag:
+                case "backend.slot_taken":
+                    taken[fact.event.vm] = fact.aggregate
+                case "vm.requested":
+                    live[vm] = fact.event.slot
+                    assert taken[vm] == fact.event.slot
+                case "vm.reaped":
+                    del live[vm]
+                    del taken[vm]
+                case "vm.spawned":
+                    assert isinstance(fact.event, Spawned)
+                    assert vm not in spawned, f"{vm} spawned twice"
+                    spawned.add(vm)
+                case _:
+                    pass
+            assert len(live) <= GLOBAL_MOST, "the global cap was exceeded"
+            for name, most in SCALERS.items():
+                slot = subjects.local_backend("c1", name)
+                assert sum(s == slot for s in live.values()) <= most, f"the cap of {name} was exceeded"
+        assert taken == live, "reservations are not the live set"
+
+    def check_actors(self) -> None:
+        """Check, at rest, that what actors hold is what the log says."""
+        state = self.fold()
+        allocator = self.world.router.allocator
+        assert allocator is not None
+        actor = allocator._actor_weakref()
+        assert actor is not None
+        for slot, folded in state.backends.items():
+            held = actor.backends[slot]
+            assert set(held.slots) == set(folded.slots), (slot, set(held.slots), set(folded.slots))
+            assert (held.gate, held.version) == (folded.gate, folded.version)
+        assert actor.coordinator.slots == frozenset(state.vms)
+        assert set(self.world.router.vms) == set(state.vms)
+
+    def check_nothing_left(self) -> None:
+        """Check that every life came to its end and the host is empty."""
+        state = self.fold()
+        assert not state.vms, {vm: (s.phase, s.detail) for vm, s in state.vms.items()}
+        assert not self.host.machines, self.host.machines
+
+
+def refused(answer: list[Any]) -> str | None:
+    """Return the code of a refusal."""
+    return answer[0].code if answer and isinstance(answer[0], Refused) else None
