@@ -58,7 +58,9 @@ def read(path: Path, problems: list[Problem]) -> Node | None:
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
-        return None if root is None else _Unfolding(file, loader, problems).unfold(root, (), None)
+        if root is None or root.tag == f"{_TAG}null":
+            return None
+        return _Unfolding(file, loader, problems).unfold(root, (), None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0
