@@ -15,7 +15,7 @@ from events.backend import BackendEvent, SlotTaken
 from events.coordinator import CoordinatorEvent, GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Recorded
-from events.vm import Failed, Reaped, Registered, Requested, VmEvent
+from events.vm import Draining, Failed, Reaped, Registered, Requested, VmEvent
 from projections import backend, coordinator, vm
 from projections.backend import LAUNCH_FAILURES, BackendState, Slot
 from projections.coordinator import CoordinatorState
@@ -55,12 +55,13 @@ def fold_fleet(facts: Iterable[Recorded], base: FleetState = NOTHING) -> FleetSt
 class _Life:
     """A machine that is not reaped yet: where its facts began, and those that came since."""
 
-    __slots__ = ("base", "facts", "slot", "version")
+    __slots__ = ("base", "ended", "facts", "slot", "version")
 
     def __init__(self, base: VmState | None, slot: str, version: int) -> None:
         self.base = base
         self.slot = slot
         self.version = version
+        self.ended = base is not None and base.ended_at is not None
         self.facts: list[Recorded] = []
 
     def state(self) -> VmState:
@@ -90,6 +91,7 @@ class _Fold:
             Placed: _nothing,
             Requested: self._begin,
             Registered: self._registered,
+            Draining: self._draining,
             Failed: self._failed,
             Reaped: self._reaped,
         }
@@ -158,8 +160,15 @@ class _Fold:
         if state is not None and (state.failures or state.failed_at is not None):
             self.backends[slot] = msgspec.structs.replace(state, failures=0, failed_at=None, last_failure="")
 
+    def _draining(self, event: Draining, fact: Recorded) -> None:
+        self._live_on(event, fact).ended = True
+
     def _failed(self, event: Failed, fact: Recorded) -> None:
-        slot = self._live_on(event, fact).slot
+        life = self._live_on(event, fact)
+        if life.ended:
+            return  # a failure counts once
+        life.ended = True
+        slot = life.slot
         state = self.backends.get(slot)
         if state is not None and event.reason in LAUNCH_FAILURES:
             self.backends[slot] = msgspec.structs.replace(

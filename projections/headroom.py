@@ -6,7 +6,7 @@ import msgspec
 
 from events.backend import BackendEvent
 from events.envelope import Recorded
-from events.vm import Failed, Reaped, Registered, Requested, Spawned, SpawnStarted, VmEvent
+from events.vm import Draining, Failed, Reaped, Registered, Requested, Spawned, SpawnStarted, VmEvent
 from projections import backend
 from projections.backend import BackendState, Gate, Slot
 from projections.vm import VmState
@@ -58,7 +58,7 @@ def evolve(row: HeadroomRow, event: BackendEvent, fact: Recorded) -> HeadroomRow
     return msgspec.structs.replace(row, version=state.version, sequence=state.sequence, gate=state.gate)
 
 
-_CONCERNED = frozenset({Requested, SpawnStarted, Spawned, Registered, Failed, Reaped})
+_CONCERNED = frozenset({Requested, SpawnStarted, Spawned, Registered, Draining, Failed, Reaped})
 
 
 def concerned(event: object) -> bool:
@@ -84,13 +84,13 @@ def slot_of(vm: VmState) -> Slot | None:
     """Return the slot a machine holds, as the scaler's fold has it; None once it is reaped."""
     if not vm.live:
         return None
-    begun = vm.started_at is not None and vm.spawned_at is None and vm.registered_at is None
     return Slot(
         vm=vm.id,
         requests=vm.requests,
         taken_at=vm.requested_at,
-        starting=begun and vm.phase in ("starting", "draining"),
+        starting=vm.phase == "starting" and vm.registered_at is None,
         registered=vm.registered_at is not None,
+        ended=vm.ended_at is not None,
     )
 
 
