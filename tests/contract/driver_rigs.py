@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
 
 from actors.errors import DriverError
 from actors.ports import Driver, Exit, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
+from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet, process
 from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
 
 LABELS = ("linux", "contract")
@@ -122,3 +130,103 @@ class ScriptedRig(Rig):
 
     def close(self) -> None:
         self.host.machines.clear()
+
+
+AGENT = """#!/bin/sh
+trap 'exit 3' USR1
+echo > ready
+while :; do sleep 60 & wait; done
+"""
+STUCK_SHELL = """#!/bin/sh
+kill -STOP $$
+"""
+
+
+class BareMetalRig(Rig):
+    """The bare-metal driver on this host, with real processes."""
+
+    cgroup: Literal["auto", "none"] = "auto"
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.agent = _script(state / "agent", AGENT)
+        self._strangers: list[subprocess.Popen[bytes]] = []
+        self._drivers: list[BareMetalDriver] = []
+
+    def config(self) -> BareMetalConfig:
+        return BareMetalConfig(
+            owner="c1",
+            state_dir=str(self.state / "state"),
+            label_sets=(LabelSet(labels=LABELS, binary_path=str(self.agent)),),
+            cgroup=self.cgroup,
+        )
+
+    def driver(self) -> BareMetalDriver:
+        made = BareMetalDriver(self.config())
+        self._drivers.append(made)
+        return made
+
+    def end_by_itself(self, vm: str, handle: Handle) -> None:
+        ready = Path(handle.data["log"]).parent / "work" / "ready"
+        wait_until(ready.exists, "the agent is ready")
+        os.kill(handle.data["pid"], signal.SIGUSR1)
+
+    def refuse_spawn(self, driver: Driver, vm: str) -> None:
+        self.agent.unlink()
+
+    def block_spawn(self, driver: Driver, vm: str) -> None:
+        assert isinstance(driver, BareMetalDriver)
+        shell = _script(self.state / "stuck", STUCK_SHELL)
+        driver.config = msgspec.structs.replace(driver.config, shell=str(shell))
+
+    def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
+        class Crash(Exception):  # noqa: N818
+            pass
+
+        def reach(point: str) -> None:
+            if point == "bare-metal.spawn.cgroup":
+                raise Crash
+
+        crashing = BareMetalDriver(self.config(), reach=reach)
+        with suppress(Crash):
+            crashing.spawn(order(vm, placement), threading.Event())
+        crashing.close()
+
+    def runs(self, handle: Handle) -> bool:
+        stat = process.stat(handle.data["pid"])
+        return stat is not None and not stat.ended and stat.start_ticks == handle.data["start_ticks"]
+
+    def impostor(self, handle: Handle) -> tuple[Handle, Callable[[], bool]]:
+        stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self._strangers.append(stranger)
+        data = {**handle.data, "pid": stranger.pid}
+        return Handle(driver=handle.driver, version=1, data=data), lambda: stranger.poll() is None
+
+    def close(self) -> None:
+        for stranger in self._strangers:
+            stranger.kill()
+            stranger.wait()
+        last = self.driver()
+        left = {
+            resource.vm
+            for resource in last.survey()
+            if resource.owner == "c1" or resource.kind == "directory"
+        }
+        for vm in left:
+            assert vm is not None
+            last.destroy(vm, last.plan(vm, "pool", LABELS), None, threading.Event())
+        for driver in self._drivers:
+            driver.close()
+        last.teardown_host()
+
+
+class ProcessGroupRig(BareMetalRig):
+    """The same on a host where no cgroup is to be had."""
+
+    cgroup: Literal["auto", "none"] = "none"
+
+
+def _script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from actors.errors import DriverError
 from actors.ports import Driver
 from events.vm import Handle
-from tests.contract.driver_rigs import LABELS, Ends, Rig, ScriptedRig, order, wait_until
+from tests.contract.driver_rigs import (
+    LABELS,
+    BareMetalRig,
+    Ends,
+    ProcessGroupRig,
+    Rig,
+    ScriptedRig,
+    order,
+    wait_until,
+)
 
 VM = "vm-01"
 
 
-@pytest.fixture(params=["scripted"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    made = {"scripted": ScriptedRig}[request.param]()
+@pytest.fixture(params=["scripted", "bare-metal", "bare-metal-without-cgroup"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    made: Rig
+    match request.param:
+        case "scripted":
+            made = ScriptedRig()
+        case "bare-metal":
+            made = BareMetalRig(tmp_path)
+        case _:
+            made = ProcessGroupRig(tmp_path)
     yield made
     made.close()
 
