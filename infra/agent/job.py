@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import IO
 
@@ -80,9 +81,10 @@ class Job:
                 os.killpg(self._process.pid, signal.SIGKILL)
             code = self._process.wait()
             self._over = True
+        # A process that left the group may hold the pipe open for ever, and a full terminal may not take more.
+        deadline_s = time.monotonic() + _OUTPUT_WAIT_S
         for pump in self._pumps:
-            # A process that left the group may hold the pipe open for ever, and a full terminal may not take more.
-            pump.join(_OUTPUT_WAIT_S)
+            pump.join(max(0.0, deadline_s - time.monotonic()))
         self._ended(code)
 
 

@@ -139,7 +139,8 @@ class Life:
             if self._uplink.refusal is not None:
                 raise _NotIn(REFUSED, f"not let in: {self._uplink.refusal}")
             try:
-                answer = await self._uplink.request("register", self._introduction(), self._patience.answer_s)
+                wait_s = min(self._patience.answer_s, deadline_s - loop.time())
+                answer = await self._uplink.request("register", self._introduction(), wait_s)
             except Unanswered as error:
                 why = str(error)
                 await asyncio.sleep(_ASK_AGAIN_S)
@@ -155,9 +156,9 @@ class Life:
                     why = "registered, but no configuration came"
                 case Declined(code=code, message=message, retry_after_s=None):
                     raise _NotIn(REFUSED, f"registration refused ({code}): {message}")
-                case Declined(message=message, retry_after_s=float(wait_s)):
+                case Declined(message=message, retry_after_s=float(pause_s)):
                     why = message
-                    await asyncio.sleep(min(wait_s, 60.0))
+                    await asyncio.sleep(min(pause_s, 60.0))
                 case _:
                     why = f"a strange answer to a registration: {answer}"
                     await asyncio.sleep(_ASK_AGAIN_S)
@@ -286,7 +287,8 @@ class Life:
         deadline_s = loop.time() + patience_s
         while loop.time() < deadline_s:
             try:
-                answer = await self._uplink.request(verb, message, self._patience.answer_s)
+                wait_s = min(self._patience.answer_s, deadline_s - loop.time())
+                answer = await self._uplink.request(verb, message, wait_s)
             except Unanswered:
                 await asyncio.sleep(_ASK_AGAIN_S)
                 continue
@@ -296,8 +298,8 @@ class Life:
                 case Declined(code=code, message=words, retry_after_s=None):
                     _LOG.error("%s was refused (%s): %s", verb, code, words)
                     return False
-                case Declined(retry_after_s=float(wait_s)):
-                    await asyncio.sleep(min(wait_s, 60.0))
+                case Declined(retry_after_s=float(pause_s)):
+                    await asyncio.sleep(min(pause_s, 60.0))
                 case _:
                     await asyncio.sleep(_ASK_AGAIN_S)
         return False
