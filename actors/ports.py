@@ -76,6 +76,11 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
 class Subscription(Protocol):
     """A running follow of the log."""
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Return what stopped it, None while it runs or when `stop` ended it."""
+        ...
+
     def stop(self) -> None:
         """End it; returns when no more calls will come. Repeatable."""
         ...
@@ -87,7 +92,8 @@ class Journal(Protocol):
     def append(self, decision: Decision, done: Callable[[Outcome], None]) -> None:
         """Queue a decision and return at once; `done` is called exactly once, from a thread of the journal.
 
-        Bounded: a full queue answers `NotAppended(code="unavailable", stored=False)`. After a lost
+        That thread must not be held up: `done` only passes the outcome on. What is refused without a look at
+        the log (a full queue, a closed journal) is answered before `append` returns. Bounded: a full queue answers `NotAppended(code="unavailable", stored=False)`. After a lost
         acknowledgement the identical facts are sent again until the deadline, never regrouped; what was
         stored by an earlier try counts as stored.
         """

@@ -278,6 +278,8 @@ class NatsConnection:
         address = self.address
 
         async def failed(error: Exception) -> None:
+            if not client.is_connected and client._transport:  # noqa: SLF001 - else nats-py leaks the socket
+                client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
             if "ermissions" in str(error):
                 _log.error("NATS at %s refuses: %s; the user needs that right", address, error)
             else:

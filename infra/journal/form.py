@@ -30,6 +30,18 @@ def check_decision(decision: Decision) -> None:
         assert len(versions) > 1, "a leader's decision names another aggregate beside the reaper's"
 
 
+def guarded(decision: Decision) -> tuple[tuple[int, NewFact], ...]:
+    """Return place and fact of those whose own expected sequence travels with the write.
+
+    That is the first fact of each aggregate, except a leader's first fact: its guard is the epoch.
+    """
+    return tuple(
+        (place, fact)
+        for place, fact in enumerate(decision.facts)
+        if fact.expected_sequence is not None and not (decision.epoch and place == 0)
+    )
+
+
 def form_of(decision: Decision, fact: NewFact) -> Form:
     """Return the wire form of one fact of a decision."""
     return Form(

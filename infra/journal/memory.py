@@ -13,7 +13,6 @@ from actors.ports import (
     Conflicted,
     Decision,
     Headroom,
-    NewFact,
     NotAppended,
     Outcome,
 )
@@ -21,7 +20,7 @@ from events import subjects
 from events.codec import decode, encode
 from events.envelope import Recorded
 from infra.journal.delivery import Delivery, report_stopped_follow
-from infra.journal.form import check_decision, form_of, matches
+from infra.journal.form import check_decision, form_of, guarded, matches
 from infra.journal.headroom import demand_limit
 from projections.vm import BrokenLog
 
@@ -214,8 +213,12 @@ class MemoryJournal:
     def fact_after(self, sequence: int) -> Recorded | None:
         """Return the next fact a follow is due, None when there is none yet or nobody answers."""
         with self._lock:
-            if self._down or sequence >= len(self._facts):
+            if self._down or sequence == len(self._facts):
                 return None
+            if sequence > len(self._facts):
+                raise BrokenLog(
+                    f"the log ends at {len(self._facts)}, and {sequence} was read before: it lost its tail"
+                )
             fact = self._facts[sequence]
             if fact is None:
                 raise BrokenLog(f"sequence {sequence + 1} is missing")
@@ -268,7 +271,7 @@ class MemoryJournal:
                 aggregate=subjects.leader(),
                 detail=f"epoch {decision.epoch} is over: the leader was elected at {last}",
             )
-        for fact in guarded(decision):
+        for _, fact in guarded(decision):
             if (last := self._last(fact.aggregate)) != fact.expected_sequence:
                 return Conflicted(
                     aggregate=fact.aggregate,
@@ -277,7 +280,7 @@ class MemoryJournal:
         return None
 
     def _stored_before(self, decision: Decision) -> tuple[Recorded, ...] | None:
-        anchor, fact = next((i, f) for i, f in enumerate(decision.facts) if f.expected_sequence is not None)
+        anchor, fact = guarded(decision)[0]
         later = (s for s in self._by_aggregate.get(fact.aggregate, ()) if s > (fact.expected_sequence or 0))
         first = next(later, 0) - anchor
         if first < 1:
@@ -324,23 +327,22 @@ class MemoryJournal:
             follow.wake()
 
 
-def guarded(decision: Decision) -> Iterator[NewFact]:
-    """Yield the facts whose own expected sequence travels with the write: not the one that carries the epoch."""
-    facts = decision.facts[1:] if decision.epoch else decision.facts
-    return (fact for fact in facts if fact.expected_sequence is not None)
-
-
 class _Follow:
     """A follow of a memory journal: one step in the queue at a time, one fact for each step."""
 
     def __init__(self, journal: MemoryJournal, after: int, deliver: Callable[[Recorded], None]) -> None:
-        self.failure: BaseException | None = None
+        self._failure: BaseException | None = None
         self._journal = journal
         self._after = after
         self._deliver = deliver
         self._queued = False
         self._stopped = False
         self._lock = threading.RLock()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped it, None while it runs or when `stop` ended it."""
+        return self._failure
 
     def stop(self) -> None:
         """End it; a call that runs in another thread is waited for."""
@@ -367,7 +369,7 @@ class _Follow:
                     return
                 self._deliver(fact)
             except Exception as error:  # noqa: BLE001 - whatever it is stops the follow, loudly
-                self.failure = error
+                self._failure = error
                 self.stop()
                 report_stopped_follow(self._after, error)
                 return

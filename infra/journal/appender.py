@@ -1,0 +1,192 @@
+"""Appends without waiting: a bounded queue and one thread that commits what has come together, as a group."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from actors.errors import LogUnavailable
+from actors.ports import Decision, NotAppended, Outcome
+from events import subjects
+from events.codec import encode
+from infra.journal.address import ConnectionRefusedByServer
+from infra.journal.commit import Committer
+from infra.journal.exchange import Connect, Exchange
+from infra.journal.form import FACTS_MAX, check_decision, form_of
+from infra.journal.headroom import demand_limit
+from infra.journal.messages import HEADER_BYTES_MAX, Entry
+from infra.journal.stream import FACT_BYTES_MAX, LogRefused, StreamState, stream_state
+from infra.journal.wire import WireLost
+
+_log = logging.getLogger("fleetlog.journal")
+_FEW = 8
+"""Up to so many facts go as plain publishes: each costs a sync (0.3 ms), a batch 2.4 ms whatever its size."""
+_QUEUED_FACTS_MAX = 100_000
+_IDLE_S = 30.0
+_MEASURED_EVERY_S = 1.0
+
+
+class Appender:
+    """See `Journal.append`. One thread, one group in flight, one wire.
+
+    `done` is called by that thread, which must not be held up: it may only pass the outcome on. What it raises is
+    logged. A decision refused at once (queue full, closed) is answered from the caller's thread.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        cluster: str,
+        *,
+        ack_timeout_s: float,
+        deadline_s: float,
+        live_machines: Callable[[], int],
+        queued_facts_max: int = _QUEUED_FACTS_MAX,
+    ) -> None:
+        self._exchange = Exchange(connect, ack_timeout_s=ack_timeout_s)
+        self._hurry = threading.Event()
+        self._committer = Committer(self._exchange, cluster, self._wait)
+        self._cluster = cluster
+        self._deadline_s = deadline_s
+        self._live_machines = live_machines
+        self._queued_facts_max = queued_facts_max
+        self._queue: deque[Entry] = deque()
+        self._queued_facts = 0
+        self._busy = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._measured: StreamState | None = None
+        self._measured_at = 0.0
+        self._added_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="journal appender", daemon=True)
+        self._thread.start()
+
+    def append(self, decision: Decision, done: Callable[[Outcome], None]) -> None:
+        """Queue a decision; see the port."""
+        check_decision(decision)
+        payloads = tuple(encode(form_of(decision, fact)) for fact in decision.facts)
+        for payload, fact in zip(payloads, decision.facts, strict=True):
+            assert len(payload) + HEADER_BYTES_MAX <= FACT_BYTES_MAX, (
+                f"{fact.aggregate}: {len(payload)} bytes"
+            )
+        entry = Entry(decision, payloads, done, time.monotonic() + self._deadline_s)
+        with self._changed:
+            if self._closed:
+                refusal = "the journal is closed"
+            elif self._queued_facts + len(payloads) > self._queued_facts_max:
+                refusal = f"{self._queued_facts} facts wait to be appended already; the log is slow or away"
+            else:
+                self._queue.append(entry)
+                self._queued_facts += len(payloads)
+                self._changed.notify_all()
+                return
+        done(NotAppended(code="unavailable", detail=refusal, stored=False))
+
+    def close(self, timeout_s: float) -> None:
+        """Take no more, wait for what is queued within `timeout_s`, then refuse the rest. Repeatable."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+            left = list(self._queue)
+            self._queue.clear()
+            self._queued_facts = 0
+        self._hurry.set()
+        for entry in left:
+            _tell(entry, NotAppended(code="unavailable", detail="the journal was closed", stored=False))
+        self._thread.join(self._exchange.ack_timeout_s * 2)
+
+    def _wait(self, seconds: float) -> None:
+        self._hurry.wait(seconds)
+
+    def _run(self) -> None:
+        while (group := self._next_group()) is not None:
+            if not group:
+                self._exchange.keep_alive()
+                continue
+            group = self._with_room(group)
+            if group:
+                self._commit(group)
+        self._exchange.drop()
+
+    def _next_group(self) -> list[Entry] | None:
+        """Take what fits together; empty after a quiet time, None at the end."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            if not self._queue and not self._closed:
+                self._changed.wait(_IDLE_S)
+            if not self._queue:
+                return None if self._closed else []
+            group: list[Entry] = []
+            facts = 0
+            touched: set[str] = set()
+            while self._queue:
+                entry = self._queue[0]
+                mine = _touched(entry.decision)
+                # A second decision on an aggregate is told where it stands only when the first is through.
+                if facts + len(entry.payloads) > FACTS_MAX or not touched.isdisjoint(mine):
+                    break
+                touched |= mine
+                facts += len(entry.payloads)
+                group.append(self._queue.popleft())
+            self._queued_facts -= facts
+            self._busy = True
+            return group
+
+    def _commit(self, group: list[Entry]) -> None:
+        if len(group) <= _FEW and all(len(entry.payloads) == 1 for entry in group):
+            outcomes = self._committer.pipelined(group)
+        else:
+            outcomes = self._committer.batch(group)
+        for entry, outcome in zip(group, outcomes, strict=True):
+            if not isinstance(outcome, NotAppended):
+                self._added_bytes += entry.stored_bytes
+            _tell(entry, outcome)
+
+    def _with_room(self, group: list[Entry]) -> list[Entry]:
+        """Refuse what demand may not use any more; the rest is for ending lives."""
+        state = self._state()
+        if state is None or all(entry.decision.teardown for entry in group):
+            return group
+        limit = demand_limit(state.limit_bytes, self._live_machines())
+        used = state.used_bytes + self._added_bytes
+        taken = []
+        for entry in group:
+            used += entry.stored_bytes
+            if entry.decision.teardown or used <= limit:
+                taken.append(entry)
+                continue
+            detail = (
+                f"the log has {state.used_bytes} of {state.limit_bytes} bytes and the rest is kept for ending lives; "
+                "raise its limit with `fleetlog log resize`"
+            )
+            _tell(entry, NotAppended(code="full", detail=detail, stored=False))
+        return taken
+
+    def _state(self) -> StreamState | None:
+        """Return how full the log is, at most a second old and with what was added since; None: nobody answers."""
+        now = time.monotonic()
+        if self._measured is None or now - self._measured_at >= _MEASURED_EVERY_S:
+            self._measured_at = now
+            try:
+                self._measured = stream_state(
+                    self._exchange.wire(), self._cluster, self._exchange.ack_timeout_s
+                )
+                self._added_bytes = 0
+            except (WireLost, LogUnavailable, ConnectionRefusedByServer, LogRefused):
+                self._exchange.drop()  # the append itself says what is wrong
+        return self._measured
+
+
+def _touched(decision: Decision) -> set[str]:
+    touched = {fact.aggregate for fact in decision.facts}
+    return touched | {subjects.leader()} if decision.epoch else touched
+
+
+def _tell(entry: Entry, outcome: Outcome) -> None:
+    try:
+        entry.done(outcome)
+    except Exception:  # noqa: BLE001 - the other decisions of the group must be told
+        _log.exception("whoever appended %s could not take the outcome", entry.decision.facts[0].aggregate)
