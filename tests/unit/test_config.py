@@ -98,6 +98,17 @@ def test_problems_of_whole_scalers_are_found_beside_problems_of_single_values(wr
     assert len(told.splitlines()) == 4
 
 
+def test_problems_come_in_the_order_of_the_files_and_their_lines(write: Write) -> None:
+    main = write(
+        fleet(metal("one", more="    heartbeat_grace_s: 1\n"), metal("two", "[two]", more="    x: 1\n"))
+    )
+    write("scalers:\n" + metal("one", "[b]"), "d/b.yaml")
+    write("more: 1\n", "d/a.yaml")
+    problems = check(main, main.parent / "d").problems
+    places = [(Path(problem.file).name, problem.line) for problem in problems]
+    assert places == [("fleet.yaml", 6), ("fleet.yaml", 13), ("a.yaml", 1), ("b.yaml", 2)]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n"])
 def test_an_empty_main_file_is_an_error_and_not_a_crash(write: Write, text: str) -> None:
     path = write(text)
@@ -155,6 +166,8 @@ def test_a_bad_main_file_is_refused(write: Write, text: str, line: str) -> None:
         ("    resource_cap: {max_cpus: 1}\n", "", "accepted: perhaps max_cpu; "),
         ("    spawn_timeout_s: 0.5\n", "", "spawn_timeout_s (scaler metal): found the number 0.5; accepted: a number from 1 "),
         ("    max_concurrent_spawns: 2.5\n", "", "found the number 2.5; accepted: a whole number"),
+        ("    max_concurrent_spawns: true\n", "", "found the truth value true; accepted: a whole number"),
+        ("    spawn_timeout_s: yes\n", "", "found the truth value yes; accepted: a number from 1 "),
         ("    enforce_cgroups: 1\n", "", "found the number 1; accepted: true or false"),
         ("    nats_url: http://x\n", "", "not the address of a NATS server; accepted: nats://host:port"),
         ("    nats_url: nats://x:99999\n", "", "not the address of a NATS server"),
