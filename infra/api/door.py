@@ -17,8 +17,8 @@ from actors.ports import Ids
 from events import subjects
 from infra.agent.workers import Workers
 from infra.api.messages import (
-    WAITING_S_MAX,
     VERBS,
+    WAITING_S_MAX,
     DemandAnswer,
     DemandRequest,
     DoneAnswer,

@@ -21,11 +21,22 @@ REQUEST_BYTES_MAX = 64 * 1024
 WAITING_S_MAX = 30.0
 """A request that waited longer than this for its turn is not begun: whoever sent it has given up."""
 
-Label = Annotated[str, Meta(pattern=r"^[^\s,\x00-\x1f\x7f]{1,128}$")]
+_LABEL = r"^[^\s,\x00-\x1f\x7f]{1,128}$"
+_VM = r"^[a-z0-9][a-z0-9-]{0,63}$"
+_SCALER = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_DEMAND = r"^[a-z0-9][a-z0-9-]{7,63}$"
+_FORMS = {
+    _LABEL: "a label: 1 to 128 characters without spaces and commas",
+    _VM: "an agent's id: 1 to 64 lowercase letters, digits and dashes",
+    _SCALER: "a scaler's name: 1 to 63 lowercase letters, digits and dashes",
+    _DEMAND: "a demand's id: 8 to 64 lowercase letters, digits and dashes",
+}
+
+Label = Annotated[str, Meta(pattern=_LABEL, description=_FORMS[_LABEL])]
 Labels = Annotated[tuple[Label, ...], Meta(max_length=64)]
-VmId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
-ScalerName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-DemandId = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{7,63}$")]
+VmId = Annotated[str, Meta(pattern=_VM, description=_FORMS[_VM])]
+ScalerName = Annotated[str, Meta(pattern=_SCALER, description=_FORMS[_SCALER])]
+DemandId = Annotated[str, Meta(pattern=_DEMAND, description=_FORMS[_DEMAND])]
 Text = Annotated[str, Meta(max_length=256)]
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 Cpus = Annotated[float, Meta(ge=0, le=1024)]
@@ -267,11 +278,15 @@ _FIELD = re.compile(r"field `(?P<field>[^`]+)`")
 
 
 def _named(complaint: str) -> str:
-    """Put the field first: `labels[0]: expected ...`."""
+    """Put the field first and its form in words: `field labels[0]: expected ...`."""
+    for pattern, form in _FORMS.items():
+        complaint = complaint.replace(f"`str` matching regex {pattern!r}", form)
     if found := _AT.match(complaint):
         what, field = found["what"], found["field"]
         if inner := _FIELD.search(what):
             field = f"{field}.{inner['field']}" if field else inner["field"]
+        if field == "version":
+            return f"field version: this coordinator speaks version {VERSION}"
         return f"field {field or 'of the request'}: {what[:1].lower()}{what[1:]}"
     if found := _FIELD.search(complaint):
         return f"field {found['field']}: {complaint[:1].lower()}{complaint[1:]}"
