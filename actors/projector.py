@@ -189,7 +189,7 @@ class Projector:
             while not self._stopping.is_set():
                 batch = inbox.take(self._options.batch_facts, self._options.linger_s, self._options.check_s)
                 self._take(batch)
-                if not batch and (inbox.overflowed or self._missed_some()):
+                if not batch and (inbox.overflowed or subscription.failure or self._missed_some()):
                     return
         finally:
             subscription.stop()

@@ -269,6 +269,8 @@ class ListLog:
 
 
 class _ListFollow:
+    failure: BaseException | None = None
+
     def __init__(self, deliver: Callable[[Recorded], None]) -> None:
         self._deliver: Callable[[Recorded], None] | None = deliver
 

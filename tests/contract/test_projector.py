@@ -1,0 +1,440 @@
+"""The projector over rows in memory and in PostgreSQL: exactly once, loud at what it cannot fold, patient otherwise."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+
+from actors.ports import RowRejected, Rows, RowsUnavailable, StaleProjector
+from actors.projector import Projector, ProjectorOptions, ProjectorStatus
+from infra.postgres.database import Database
+from infra.postgres.memory import MemoryRows
+from infra.postgres.rows import PostgresRows
+from infra.rebuild import RebuildFailed, rebuild
+from infra.verify import Tables, verify_tables
+from projections.catalogue import FLEET, TIMELINE, VIEWS
+from projections.fleet import AGENTS, PLACES
+from projections.view import AnyTable, Changes, Key, View
+from tests.fleet_log import BEGIN, ListLog, Story, unknown_fact
+
+QUICK = ProjectorOptions(
+    batch_facts=50, linger_s=0.01, queue_facts=500, retry_min_s=0.02, retry_max_s=0.1, check_s=0.05
+)
+
+
+class AnyRows(Rows, Tables, Protocol):
+    """What both adapters are."""
+
+
+class StillClock:
+    """Time, stopped."""
+
+    def now(self) -> datetime:
+        return BEGIN
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def rows(request: pytest.FixtureRequest) -> Iterator[AnyRows]:
+    if request.param == "memory":
+        yield MemoryRows()
+        return
+    database = Database(request.getfixturevalue("postgres_dsn"), "test", wait_s=2)
+    yield PostgresRows(database)
+    database.close()
+
+
+Start = Callable[..., Projector]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start projectors that end with the test."""
+    started: list[Projector] = []
+
+    def begin(
+        log: ListLog, rows: Rows, view: View = FLEET, options: ProjectorOptions = QUICK, **more: Any
+    ) -> Projector:
+        projector = Projector(log, rows, view, StillClock(), options=options, **more)
+        projector.start()
+        started.append(projector)
+        return projector
+
+    yield begin
+    stopped = [projector.stop() for projector in started]  # every one, also after one that did not
+    assert all(stopped)
+
+
+def until(
+    projector: Projector, done: Callable[[ProjectorStatus], bool], seconds: float = 20
+) -> ProjectorStatus:
+    """Wait for a status."""
+    deadline = time.monotonic() + seconds
+    while not done(status := projector.status()):
+        assert time.monotonic() < deadline, status
+        time.sleep(0.005)
+    return status
+
+
+def at(sequence: int) -> Callable[[ProjectorStatus], bool]:
+    return lambda status: status.sequence == sequence
+
+
+def parked(status: ProjectorStatus) -> bool:
+    return status.stage == "parked"
+
+
+def in_order(log: ListLog, rows: Tables) -> bool:
+    """Tell whether every row is as a fresh fold has it."""
+    return [verify_tables(log, rows, view) for view in VIEWS] == [[], []]
+
+
+def scan(rows: Tables, view: View) -> dict[str, list[msgspec.Struct]]:
+    with rows.snapshot(view) as snapshot:
+        return {table.name: list(snapshot.scan(table)) for table in view.tables}
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: str(view.name))
+def test_a_projector_catches_up_and_then_follows(rows: AnyRows, start: Start, view: View) -> None:
+    story = Story(1).run(300)
+    log = ListLog(list(story.facts))
+    projector = start(log, rows, view)
+    until(projector, at(len(log.facts)))
+    until(projector, lambda status: status.stage == "live")
+    story.run(60)
+    log.write(*story.facts[len(log.facts) :])
+    status = until(projector, at(len(story.facts)))
+    assert status.lag_facts == 0
+    projector.stop()
+    assert verify_tables(log, rows, view) == []
+
+
+def test_rows_do_not_depend_on_how_facts_were_batched(rows: AnyRows, start: Start) -> None:
+    log = ListLog(Story(2).run(300).facts)
+    found = []
+    for size in (1, 7, 1000):
+        projector = start(log, rows, FLEET, msgspec.structs.replace(QUICK, batch_facts=size, keep_rows=size))
+        until(projector, at(len(log.facts)))
+        projector.stop()
+        found.append(scan(rows, FLEET))
+        rows.reset(FLEET)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_burst_larger_than_the_queue_is_replayed_and_nothing_is_skipped(
+    rows: AnyRows, start: Start
+) -> None:
+    story = Story(3)
+    log = ListLog(list(story.facts))
+    projector = start(log, rows, TIMELINE, msgspec.structs.replace(QUICK, queue_facts=20))
+    until(projector, lambda status: status.stage == "live")
+    story.run(500)
+    log.write(*story.facts[len(log.facts) :])
+    until(projector, at(len(story.facts)))
+    assert verify_tables(log, rows, TIMELINE) == []
+
+
+def test_a_follow_that_went_silent_is_noticed(rows: AnyRows, start: Start) -> None:
+    story = Story(3)
+    log = ListLog(list(story.facts))
+    projector = start(log, rows)
+    until(projector, lambda status: status.stage == "live")
+    story.run(20)
+    log.facts.extend(story.facts[len(log.facts) :])  # stored, and nobody is told
+    until(projector, at(len(story.facts)))
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: str(view.name))
+def test_an_unknown_tag_parks_the_view_right_before_it_and_says_so(
+    rows: AnyRows, start: Start, view: View
+) -> None:
+    story = Story(4).run(120)
+    heard: list[ProjectorStatus] = []
+    place = len(story.facts) + 1
+    log = ListLog([*story.facts, unknown_fact(place)])
+    projector = start(log, rows, view, changed=heard.append)
+    status = until(projector, parked)
+    assert (status.sequence, status.parked_at) == (place - 1, place)
+    assert "vm.teleported" in status.reason
+    assert "install the version" in status.reason
+    assert heard[-1].stage == "parked"
+    assert rows.checkpoint(view) == place - 1
+    log.facts.pop()
+    assert verify_tables(log, rows, view) == []
+
+
+def test_an_unknown_tag_parks_a_live_view_and_later_facts_do_not_move_it(rows: AnyRows, start: Start) -> None:
+    story = Story(4).run(50)
+    log = ListLog(list(story.facts))
+    projector = start(log, rows)
+    until(projector, lambda status: status.stage == "live")
+    last = len(log.facts)
+    after = msgspec.structs.replace(story.facts[0], sequence=last + 2)
+    log.write(unknown_fact(last + 1), after)
+    status = until(projector, parked)
+    assert (status.sequence, status.parked_at, status.lag_facts) == (last, last + 1, 2)
+    assert rows.checkpoint(FLEET) == last
+
+
+def test_a_gap_parks_the_view(rows: AnyRows, start: Start) -> None:
+    facts = Story(4).run(120).facts
+    log = ListLog([*facts[:70], *facts[71:]])
+    status = until(start(log, rows, TIMELINE), parked)
+    assert (status.sequence, status.parked_at) == (70, 72)
+    assert "follows 70" in status.reason
+
+
+def test_a_fact_that_does_not_follow_its_aggregate_parks_the_fleet_and_leaves_no_half_of_it(
+    rows: AnyRows, start: Start
+) -> None:
+    story = Story(4).run(120)
+    place = next(i for i, fact in enumerate(story.facts) if fact.tag == "vm.spawned")
+    bad = list(story.facts)
+    bad[place] = msgspec.structs.replace(bad[place], version=40)
+    status = until(start(ListLog(bad), rows), parked)
+    assert (status.sequence, status.parked_at) == (place, place + 1)
+    assert verify_tables(ListLog(story.facts[:place]), rows, FLEET) == []
+
+
+def test_a_parked_view_does_not_stop_the_others(rows: AnyRows, start: Start) -> None:
+    story = Story(4).run(120)
+    place = next(i for i, fact in enumerate(story.facts) if fact.tag == "vm.spawned")
+    story.facts[place] = msgspec.structs.replace(story.facts[place], version=40)
+    log = ListLog(story.facts)
+    fleet, timeline = start(log, rows, FLEET), start(log, rows, TIMELINE)
+    until(fleet, parked)
+    until(timeline, at(len(log.facts)))
+
+
+def test_tables_ahead_of_the_log_park_the_view(rows: AnyRows, start: Start) -> None:
+    log = ListLog(Story(4).run(50).facts)
+    rows.checkpoint(FLEET)
+    rows.save(FLEET, 0, 10_000, {})
+    assert "10000" in until(start(log, rows), parked).reason
+    assert [found.kind for found in verify_tables(log, rows, FLEET)] == ["ahead"]
+
+
+def test_a_second_projector_stands_by_and_takes_over(rows: AnyRows, start: Start) -> None:
+    story = Story(6).run(100)
+    log = ListLog(list(story.facts))
+    first = start(log, rows)
+    until(first, lambda status: status.stage == "live")
+    second = start(log, rows)
+    assert "held by another" in until(second, lambda status: status.stage == "standby").reason
+    first.stop()
+    story.run(50)
+    log.write(*story.facts[len(log.facts) :])
+    until(second, at(len(story.facts)))
+    second.stop()
+    assert verify_tables(log, rows, FLEET) == []
+
+
+class Meddler:
+    """Rows in which another projector, without the lock, is faster once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.stale = 0
+        self._done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def save(self, view: View, previous: int, sequence: int, changes: Changes) -> None:
+        if not self._done:
+            self._done = True
+            self._rows.save(view, previous, sequence, changes)
+        try:
+            self._rows.save(view, previous, sequence, changes)
+        except StaleProjector:
+            self.stale += 1
+            raise
+
+
+def test_a_projector_that_was_overtaken_is_told_stale_and_counts_nothing_twice(
+    rows: AnyRows, start: Start
+) -> None:
+    log = ListLog(Story(6).run(300).facts)
+    meddler = Meddler(rows)
+    projector = start(log, meddler)
+    until(projector, at(len(log.facts)))
+    projector.stop()
+    assert meddler.stale == 1
+    assert verify_tables(log, rows, FLEET) == []
+
+
+class Refusing:
+    """Rows that will never take one machine's row."""
+
+    def __init__(self, rows: Rows, key: Key) -> None:
+        self._rows = rows
+        self._key = key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def save(self, view: View, previous: int, sequence: int, changes: Changes) -> None:
+        if self._key in changes.get(AGENTS, {}):
+            raise RowRejected(f"no {self._key} here")
+        self._rows.save(view, previous, sequence, changes)
+
+
+def test_a_row_the_database_refuses_parks_the_view_at_its_very_fact(rows: AnyRows, start: Start) -> None:
+    story = Story(6).run(200)
+    place = next(i for i, fact in enumerate(story.facts) if fact.aggregate == "vm.vm-0000007")
+    projector = start(ListLog(story.facts), Refusing(rows, "vm-0000007"))
+    status = until(projector, parked)
+    assert (status.sequence, status.parked_at) == (place, place + 1)
+    assert "no vm-0000007 here" in status.reason
+    assert verify_tables(ListLog(story.facts[:place]), rows, FLEET) == []
+
+
+def test_lost_answers_and_an_absent_database_delay_rows_and_change_none(start: Start) -> None:
+    rows, story = MemoryRows(), Story(7).run(100)
+    log = ListLog(list(story.facts))
+    rows.unavailable()
+    projector = start(log, rows)
+    assert until(projector, lambda status: status.stage == "waiting").reason == "the tables do not answer"
+    rows.unavailable(down=False)
+    until(projector, at(len(log.facts)))
+    for _ in range(5):
+        rows.lose_next_answer()
+        story.run(10)
+        log.write(*story.facts[len(log.facts) :])
+        until(projector, at(len(story.facts)))
+    projector.stop()
+    assert verify_tables(log, rows, FLEET) == []
+
+
+def test_an_absent_log_is_waited_for(start: Start) -> None:
+    log, rows = ListLog(Story(7).run(100).facts), MemoryRows()
+    log.down = True
+    projector = start(log, rows)
+    until(projector, lambda status: status.stage == "waiting")
+    log.down = False
+    until(projector, at(len(log.facts)))
+
+
+class Buggy(MemoryRows):
+    """Rows with a bug of ours in them."""
+
+    def load(self, table: AnyTable, keys: object) -> Mapping[Any, msgspec.Struct]:
+        raise ZeroDivisionError
+
+
+def test_our_own_bug_parks_as_loudly_as_a_poisoned_log(start: Start) -> None:
+    status = until(start(ListLog(Story(7).run(100).facts), Buggy()), parked)
+    assert "ZeroDivisionError" in status.reason
+
+
+def test_a_rebuild_equals_what_was_projected_fact_by_fact(rows: AnyRows, start: Start) -> None:
+    log = ListLog(Story(8).run(300).facts)
+    for view in VIEWS:
+        projector = start(log, rows, view, msgspec.structs.replace(QUICK, batch_facts=3))
+        until(projector, at(len(log.facts)))
+        projector.stop()
+    before = [scan(rows, view) for view in VIEWS]
+    seen: list[tuple[str, int, int]] = []
+    done = rebuild(log, rows, StillClock(), VIEWS, progress=lambda *step: seen.append(step))
+    assert [scan(rows, view) for view in VIEWS] == before
+    assert [found.sequence for found in done] == [len(log.facts)] * 2
+    assert seen[-1] == ("timeline", len(log.facts), len(log.facts))
+    assert in_order(log, rows)
+
+
+def test_a_rebuild_under_a_running_projector_lets_it_do_the_work(rows: AnyRows, start: Start) -> None:
+    story = Story(8).run(300)
+    log = ListLog(list(story.facts))
+    projector = start(log, rows)
+    until(projector, lambda status: status.stage == "live")
+    rebuild(log, rows, StillClock(), [FLEET])
+    story.run(30)
+    log.write(*story.facts[len(log.facts) :])
+    until(projector, at(len(story.facts)))
+    projector.stop()
+    assert verify_tables(log, rows, FLEET) == []
+
+
+def test_a_rebuild_of_a_log_that_can_not_be_folded_fails_with_the_reason(rows: AnyRows) -> None:
+    story = Story(8).run(20)
+    log = ListLog([*story.facts, unknown_fact(len(story.facts) + 1)])
+    with pytest.raises(RebuildFailed, match="teleported"):
+        rebuild(log, rows, StillClock(), [FLEET])
+
+
+def test_verify_names_every_row_that_differs(rows: AnyRows, start: Start) -> None:
+    log = ListLog(Story(8).run(300).facts)
+    for view in VIEWS:
+        projector = start(log, rows, view)
+        until(projector, at(len(log.facts)))
+        projector.stop()
+    agents = scan(rows, FLEET)["agents"]
+    wrong = msgspec.structs.replace(agents[0], owner="nobody")
+    stranger = msgspec.structs.replace(agents[1], id="vm-stranger")
+    lost = agents[2].id  # type: ignore[attr-defined]
+    end = len(log.facts)
+    rows.save(FLEET, end, end, {AGENTS: {wrong.id: wrong, "vm-stranger": stranger, lost: None}})  # type: ignore[attr-defined]
+    found = {(d.kind, d.where, d.key) for d in verify_tables(log, rows, FLEET)}
+    assert found == {
+        ("different-row", "agents", agents[0].id),  # type: ignore[attr-defined]
+        ("extra-row", "agents", "vm-stranger"),
+        ("missing-row", "agents", lost),
+    }
+    changed = list(log.facts)
+    changed[3] = msgspec.structs.replace(changed[3], cause="another")
+    detail = verify_tables(ListLog(changed), rows, TIMELINE)
+    assert [(d.kind, d.key) for d in detail] == [("different-row", "4")]
+    assert "another" in detail[0].detail
+
+
+def test_verify_finds_history_that_is_missing_or_too_much(rows: AnyRows) -> None:
+    facts = Story(8).run(60).facts
+    rows.checkpoint(TIMELINE)
+    log = ListLog(facts)
+    some = rebuild(log, rows, StillClock(), [TIMELINE])[0].sequence
+    cut = [*facts[:10], *facts[11:]]
+    shorter = [d.kind for d in verify_tables(ListLog(cut), rows, TIMELINE)]
+    assert shorter == ["extra-row"]
+    rows.save(TIMELINE, some, some, {})
+    extra = msgspec.structs.replace(facts[0], sequence=some + 1)
+    log.facts.append(extra)
+    rows.save(TIMELINE, some, some + 1, {})
+    assert [d.kind for d in verify_tables(log, rows, TIMELINE)] == ["missing-row"]
+
+
+def test_verify_says_when_there_are_no_rows_of_this_version(rows: AnyRows) -> None:
+    found = verify_tables(ListLog(Story(8).facts), rows, FLEET)
+    assert [(d.kind, d.where) for d in found] == [("no-table", "fleet")]
+    assert "fleetlog rebuild" in found[0].detail
+
+
+def test_stopping_wakes_an_idle_projector(start: Start) -> None:
+    log = ListLog(Story(8).facts)
+    projector = start(log, MemoryRows(), FLEET, msgspec.structs.replace(QUICK, check_s=30))
+    until(projector, lambda status: status.stage == "live")
+    began = time.monotonic()
+    assert projector.stop()
+    assert time.monotonic() - began < 5
+    assert projector.status().stage == "stopped"
+
+
+def test_rows_unavailable_in_the_middle_of_a_fold_is_no_poison(start: Start) -> None:
+    calls = threading.Semaphore(3)
+
+    class Flaky(MemoryRows):
+        def load(self, table: AnyTable, keys: Any) -> Mapping[Any, msgspec.Struct]:
+            if table is PLACES and calls.acquire(blocking=False):
+                raise RowsUnavailable("not now")
+            return super().load(table, keys)
+
+    log, rows = ListLog(Story(8).run(100).facts), Flaky()
+    projector = start(log, rows)
+    until(projector, at(len(log.facts)))
+    projector.stop()
+    assert verify_tables(log, rows, FLEET) == []
