@@ -23,7 +23,7 @@ its one-job mode; it finds FLEETLOG_JOB, FLEETLOG_RUN, FLEETLOG_LABELS and FLEET
 On a machine that fleetlog started, everything it needs is in the environment:
   FLEETLOG_AGENT_ID          the machine's id
   FLEETLOG_CLUSTER           the cluster's name
-  FLEETLOG_NATS_URL          nats://HOST:PORT
+  FLEETLOG_NATS_URL          nats://HOST:PORT, or tls://HOST:PORT (SSL_CERT_FILE names a CA of your own)
   FLEETLOG_AGENT_LABELS      labels, with commas between
   FLEETLOG_AGENT_CREDENTIAL  a NATS creds file's text, or a bearer token (hidden from COMMAND)
 

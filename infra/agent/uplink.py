@@ -10,6 +10,7 @@ import base64
 import contextlib
 import logging
 import secrets
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -70,9 +71,9 @@ class Uplink:
         self._renewed = asyncio.Event()
         self._refused = asyncio.Event()
         self._refusals = 0
+        self._trouble = "no answer yet"
         self._closing_tasks: set[asyncio.Task[None]] = set()
         self.refusal: str | None = None
-        self.connections = 0
 
     @property
     def credential_ends_at(self) -> int | None:
@@ -141,7 +142,9 @@ class Uplink:
             Unanswered: none came in time, or the connection was lost meanwhile.
         """
         if not await self.connected(timeout_s):
-            raise Unanswered(self.refusal or f"NATS at {self._bootstrap.nats_url} cannot be reached")
+            raise Unanswered(
+                self.refusal or f"NATS at {self._bootstrap.nats_url} cannot be reached ({self._trouble})"
+            )
         line = self._live()
         if line is None:
             raise Unanswered("the connection was lost")
@@ -176,10 +179,11 @@ class Uplink:
             self._renewed.clear()
         else:
             self._connected.clear()
+            why = line.client.last_error or "the server hung up"
+            _LOG.warning("the connection to NATS was lost (%s); trying to come back", why)
 
     def _replace(self, line: _Line) -> None:
         old, self._line = self._line, line
-        self.connections += 1
         self._refusals = 0
         if not line.denied:
             self.refusal = None
@@ -195,6 +199,7 @@ class Uplink:
         line = _Line(Client())
 
         async def failed(error: Exception) -> None:
+            self._trouble = str(error) or type(error).__name__
             if "permissions violation" in str(error).lower():
                 line.denied = True
                 self._refuse(
@@ -205,13 +210,21 @@ class Uplink:
         async def closed() -> None:
             line.gone.set()
 
-        seed = bootstrap.credential.seed
+        tls = ssl.create_default_context() if bootstrap.nats_url.startswith("tls://") else None
+
+        def prove(nonce: str) -> bytes:
+            # Asked for after TLS has begun, if it has, and before anything of ours is sent.
+            if tls is not None and not line.client._server_info.get("tls_required"):  # noqa: SLF001 - no public way
+                raise ConnectionError("the server speaks no TLS and the address is tls://")
+            seed = bootstrap.credential.seed
+            return base64.b64encode(sign(seed, nonce.encode())) if seed else b""
+
         options: dict[str, Any] = {
             "servers": bootstrap.nats_url,
             "name": f"fleetlog-agent {bootstrap.id}",
             "inbox_prefix": subjects.agent_inbox(bootstrap.id),
             "user_jwt_cb": self._jwt.encode,
-            "signature_cb": lambda nonce: base64.b64encode(sign(seed, nonce.encode())) if seed else b"",
+            "signature_cb": prove,
             "error_cb": failed,
             "closed_cb": closed,
             "allow_reconnect": False,
@@ -220,6 +233,7 @@ class Uplink:
             "connect_timeout": 3,
             "ping_interval": 5,
             "max_outstanding_pings": 2,
+            "tls": tls,
             "pending_size": 1024 * 1024,
             "flush_timeout": 2,
         }

@@ -21,6 +21,7 @@ from actors.commands import (
     SetGate,
 )
 from actors.errors import Refused
+from actors.ports import AgentAccess, AgentLink
 from events import subjects
 from infra.agent.access import NatsAgentAccess
 from infra.agent.allowance import Rate
@@ -146,17 +147,20 @@ class Site:
     def open_door(self, *, ttl_s: float = 3600, rate: Rate | None = None) -> AgentDoor:
         """Open the door, as a coordinator does at its start; it remembers nothing of an earlier one."""
         front: FrontDoor = self.front
+        access: AgentAccess = self.access(ttl_s=ttl_s)
+        assert isinstance(access, NatsAgentAccess)
         door = AgentDoor(
             self.connection,
             self.cluster,
             front,
-            self.access(ttl_s=ttl_s),
+            access,
             self.clock,
             on_lines=self._take,
             rate=rate,
             threads=4,
             renew_again_after_s=min(10.0, ttl_s / 10),
         )
+        self.link: AgentLink = door
         door.start()
         return door
 

@@ -195,6 +195,15 @@ def test_a_malformed_message_is_answered_with_the_reason_and_counted(site: Site)
     assert site.front.beats == []
 
 
+def test_an_address_that_promises_tls_is_not_spoken_to_in_plain_text(site: Site) -> None:
+    site.front.known.add("vm-1")
+    environment = site.environment("vm-1") | {"FLEETLOG_NATS_URL": f"tls://127.0.0.1:{site.server.port}"}
+    agent = site.start("vm-1", "true", options=("--register-timeout", "1"), environment=environment)
+    assert agent.wait(30) == 4
+    assert "the server speaks no TLS" in site.said("vm-1")
+    assert site.front.registers == []
+
+
 def test_a_coordinator_without_the_duty_stays_silent(site: Site) -> None:
     site.front.elsewhere.add("vm-1")
     agent = site.start("vm-1", "true", options=("--register-timeout", "1"))
@@ -236,7 +245,7 @@ def test_a_stop_ends_the_job_politely_and_its_end_is_reported(site: Site) -> Non
         "vm-1", *shell("trap 'echo stopping; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
     )
     eventually(lambda: ("vm-1", "ready") in site.lines, "the job runs")
-    site.door.stop("vm-1", "drain", 20)
+    site.link.stop("vm-1", "drain", 20)
     assert agent.wait(15) == 5
     assert site.front.dones[0].exit_code == 5
     assert site.front.dones[0].detail == "stopped: drain"
@@ -251,7 +260,7 @@ def test_a_job_that_does_not_stop_is_killed_after_the_grace_with_all_its_childre
     eventually(lambda: any(line.startswith("child") for _, line in site.lines), "the job runs")
     child = int(next(line for _, line in site.lines if line.startswith("child")).split()[1])
     began = time.monotonic()
-    site.door.stop("vm-1", "drain", 0.5)
+    site.link.stop("vm-1", "drain", 0.5)
     assert agent.wait(15) == 128 + signal.SIGKILL
     assert time.monotonic() - began >= 0.5
     assert site.front.dones[0].exit_code == -signal.SIGKILL

@@ -113,6 +113,7 @@ def test_renewals_keep_an_agent_connected_for_longer_than_its_first_credential_l
     eventually(lambda: site.clock.monotonic_s() > began_s + 3 * TTL_S, "three lives", 15)
     assert longest_gap_s(site.beats_of("vm-1")) < 1.0, "no beat was lost over three lives of a credential"
     assert site.door.counts()["renew", "sent"] >= 2
+    assert "authentication expired" not in site.said("vm-1"), "renewed in time, not after the server hung up"
     agent.terminate()
     assert agent.wait(20) == 128 + signal.SIGTERM
     assert site.front.dones[0].exit_code == -signal.SIGTERM
@@ -136,6 +137,7 @@ def test_the_credential_of_an_agent_that_is_not_live_any_more_ends_and_is_not_re
 
     eventually(silent, "NATS hung up", 15)
     assert site.clock.monotonic_s() - began_s < 2 * TTL_S + 1
+    eventually(lambda: "authentication expired" in site.said("vm-1"), "the agent says why")
     assert ("renew", "sent") not in site.door.counts()
     assert psutil.Process(agent.pid).children(), "but the job is not the agent's to end"
 
