@@ -104,7 +104,7 @@ class Follow:
         prefix = subjects.log_prefix(self._cluster)
         fresh = True
         while not self._stopped.is_set():
-            for sequence, frame in pull.facts():
+            for sequence, subject, payload in pull.facts():
                 if self._stopped.is_set():
                     break
                 if sequence <= self._after:
@@ -115,7 +115,7 @@ class Follow:
                             f"the log goes from sequence {self._after} to {sequence}: facts are missing"
                         )
                     raise WireLost(f"sequence {sequence} came after {self._after}")
-                self._deliver(decoded(frame, sequence, prefix))
+                self._deliver(decoded(payload, sequence, subject, prefix))
                 self._after = sequence
                 fresh = False
         with suppress(WireLost):

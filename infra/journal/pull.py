@@ -16,6 +16,10 @@ _PLAIN_TOKENS = 9
 """`$JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>...`; with a domain two more come before the stream."""
 
 
+Arrived = tuple[int, bytes, bytes]
+"""Stream sequence, subject and payload of a fact."""
+
+
 class Pull:
     """Asks for facts after a sequence, on a wire of its own; silence, gaps in service and doubt are `WireLost`.
 
@@ -52,8 +56,8 @@ class Pull:
             where["filter_subject"] = subject
         _create(wire, stream, self._name, where, timeout_s)
 
-    def facts(self) -> list[tuple[int, Frame]]:
-        """Return what has come, with stream sequences; empty when the server only said that it is there.
+    def facts(self) -> list[Arrived]:
+        """Return what has come, empty when the server only said that it is there.
 
         Raises:
             WireLost: silence for too long, or the consumer is gone: make another from where you are.
@@ -67,12 +71,13 @@ class Pull:
         facts = []
         field = self._field
         for frame in frames:
-            if frame.subject == self._subject:
-                self._status(frame)
+            subject, reply, _, payload = frame
+            if subject == self._subject:
+                self._status(Frame._make(frame))
                 continue
             if field is None:
-                field = self._field = _sequence_field(frame.reply)
-            facts.append((int(frame.reply.split(b".", field + 1)[field]), frame))
+                field = self._field = _sequence_field(reply)
+            facts.append((int(reply.split(b".", field + 1)[field]), subject, payload))
         self._asked -= len(facts)
         return facts
 

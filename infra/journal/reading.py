@@ -15,7 +15,7 @@ from infra.journal.address import ConnectionRefusedByServer
 from infra.journal.jetstream import ApiError, stored
 from infra.journal.pull import Pull, sequence_before
 from infra.journal.stream import LogRefused, StreamState, stream_state
-from infra.journal.wire import Frame, Wire, WireLost
+from infra.journal.wire import Wire, WireLost
 from projections.vm import BrokenLog
 
 _BATCH = 10_000
@@ -132,14 +132,14 @@ class Reader:
                 with self._wires.one() as wire:
                     pull = self._pull(wire, after, subject)
                     while after < end:
-                        for sequence, frame in pull.facts():
+                        for sequence, stands_on, payload in pull.facts():
                             if sequence > until:
                                 after = sequence
                                 break
                             if subject is None and sequence != after + 1:
                                 raise BrokenLog(_gap(after, sequence))
                             after = sequence
-                            yield decoded(frame, sequence, self._prefix)
+                            yield decoded(payload, sequence, stands_on, self._prefix)
                             if after >= end:
                                 break
                         progress = time.monotonic()
@@ -178,18 +178,18 @@ class Reader:
                 time.sleep(_PAUSE_S)
 
 
-def decoded(frame: Frame, sequence: int, prefix: str) -> Recorded:
+def decoded(payload: bytes, sequence: int, subject: bytes, prefix: str) -> Recorded:
     """Return the fact of a message.
 
     Raises:
         BrokenLog: it is no fact, or stands on the subject of another aggregate.
     """
     try:
-        fact = decode(frame.payload, sequence)
+        fact = decode(payload, sequence)
     except Malformed as error:
         raise BrokenLog(f"the log has something that is no fact: {error}") from error
-    if frame.subject != (prefix + fact.aggregate).encode():
-        raise BrokenLog(f"sequence {sequence} says {fact.aggregate} and stands on {frame.subject.decode()}")
+    if subject != (prefix + fact.aggregate).encode():
+        raise BrokenLog(f"sequence {sequence} says {fact.aggregate} and stands on {subject.decode()}")
     return fact
 
 
