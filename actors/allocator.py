@@ -112,6 +112,8 @@ class AllocatorActor(Aggregate):
             if aggregate.startswith("demand."):
                 self._demand = _fold_demand(facts)
                 continue
+            if aggregate.startswith("vm."):
+                continue  # begun by `apply`; its own actor follows it from there
             known = (
                 self.coordinator.version
                 if aggregate.startswith("coordinator.")

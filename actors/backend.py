@@ -87,7 +87,9 @@ class BackendActor(Aggregate):
         """Take a machine into the throttle."""
         match message:
             case Enlist(vm=vm):
-                if vm not in self._granted and vm not in self._waiting:
+                if vm in self._granted:
+                    self.world.router.tell_vm(vm, Call(StartSpawn()))  # its turn was lost with an actor of it
+                elif vm not in self._waiting:
                     self._waiting.append(vm)
                 self._give_turns()
             case _:

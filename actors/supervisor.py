@@ -31,9 +31,6 @@ RESTARTS_MOST = 3
 RESTART_WINDOW_S = 60.0
 """An actor that dies more often than this many times in the window is given up: its machine is failed, with the reason."""
 
-IN_FLIGHT_WAIT_S = 30.0
-"""How long a restarted actor waits for a spawn its predecessor began, before it looks at the host."""
-
 RESTART_RETRY_S = 1.0
 BOOT_TRIES = 5
 
@@ -142,7 +139,8 @@ class Supervisor:
                     raise LogUnavailable(
                         f"the log did not take {facts[0].event.__struct_config__.tag}: {detail}"
                     )
-            # Not known: the same attempt again finds out, or stores it.
+                case _:
+                    pass  # not known: the same attempt again finds out, or stores it
         raise LogUnavailable(f"the log did not say whether it took {facts[0].event.__struct_config__.tag}")
 
     def _start_backend(self, slot: str, rules: ScalerRules, state: BackendState) -> None:
@@ -207,7 +205,7 @@ class Supervisor:
         try:
             match actor:
                 case VmActor():
-                    self._restart_vm(actor.state.id, error)
+                    self._restart_vm_after_its_spawn(actor.state.id, error)
                 case BackendActor():
                     self._restart_backend(actor.rules)
                 case AllocatorActor():
@@ -229,6 +227,20 @@ class Supervisor:
             deaths.append(now_s)
             return len(deaths) > RESTARTS_MOST and now_s - deaths[0] <= RESTART_WINDOW_S
 
+    def _restart_vm_after_its_spawn(self, vm: str, error: BaseException) -> None:
+        """Call off a spawn the dead actor began and wait for its end: a host looked at meanwhile would mislead."""
+        flight = self.world.in_flight.get(vm)
+        if flight is None:
+            self._restart_vm(vm, error)
+            return
+        flight.abort.set()
+        again = f"supervisor:{vm}:spawn"
+        self.world.timers.set(
+            again,
+            RESTART_RETRY_S,
+            lambda: self._submit(lambda: self._restart_vm_after_its_spawn(vm, error)),
+        )
+
     def _restart_vm(self, vm: str, error: BaseException) -> None:
         facts = self.world.journal.read(subjects.vm(vm))
         state = _fold_vm(facts)
@@ -238,10 +250,6 @@ class Supervisor:
         if state is None or not state.live:
             self.world.router.slots.pop(vm, None)
             return
-        flight = self.world.in_flight.get(vm)
-        if flight is not None:
-            flight.abort.set()
-            flight.finished.wait(IN_FLIGHT_WAIT_S)
         if self._too_often(vm):
             if state.ended:
                 logger.critical(
@@ -270,24 +278,37 @@ class Supervisor:
         self._give_up_if_hopeless(rules.slot)
         state = self._fold_backend(rules.slot)
         self._start_backend(rules.slot, rules, state)
+        self._tell_again((rules.slot,), state)
         for vm in state.slots:
             self.world.router.tell_vm(vm, Resume("wait-turn"))
 
     def _restart_allocator(self) -> None:
         self._give_up_if_hopeless("allocator")
         backends = {slot: self._fold_backend(slot) for slot in self.world.rules}
+        own = subjects.coordinator(self.world.site.coordinator)
         mine = CoordinatorState()
-        for fact in self.world.journal.read(subjects.coordinator(self.world.site.coordinator)):
+        for fact in self.world.journal.read(own):
             mine = coordinator.evolve(mine, fact.event, fact)
         held = frozenset(vm for state in backends.values() for vm in state.slots)
         for vm in mine.slots - held:
             for fact in self.world.journal.read(subjects.vm(vm)):
                 mine = coordinator.evolve_vm(mine, fact.event, fact)
         self._start_allocator(mine, backends)
+        self._tell_again(tuple(backends), *backends.values())
         for vm in held - self.world.router.vms.keys():  # requested by its last append, and not begun
             state = _fold_vm(self.world.journal.read(subjects.vm(vm)))
             if state is not None and state.live:
                 self._look_and_begin(state)
+
+    def _tell_again(self, slots: tuple[str, ...], *states: BackendState) -> None:
+        """Tell scalers and allocator once more what the log says of these slots.
+
+        Facts published between the fold and the new actor's start went to the dead one, and what the dead one
+        appended last it may have told nobody. Folds take a repeated fact once.
+        """
+        vms = (subjects.vm(vm) for state in states for vm in state.slots)
+        for aggregate in (*slots, *vms):
+            self.world.router.publish(self.world.journal.read(aggregate), None)
 
     def _give_up_if_hopeless(self, key: str) -> None:
         if self._too_often(key):

@@ -169,6 +169,9 @@ class VmActor(Aggregate):
             case _Due(what="deadline"):
                 self._tell_self(NoteDeadline(now=self._now()))
                 self._arm_deadline(at_least_s=DEADLINE_AGAIN_S)
+            case _Due(what="turn"):
+                if self.state.phase == "requested":
+                    self._enlist()
             case _Due(what="silence"):
                 self._look_for_silence()
             case _Due(what="teardown"):
@@ -184,7 +187,7 @@ class VmActor(Aggregate):
             case "wait-turn" if self.state.phase != "requested":
                 pass  # a scaler's actor started again and asks who waits; this one does not
             case "wait-turn":
-                self.world.router.tell_backend(self.state.slot, Enlist(self.state.id))
+                self._enlist()
             case "spawn":
                 self._spawn()
             case "take-up":
@@ -202,6 +205,11 @@ class VmActor(Aggregate):
             case "nothing" | "report":
                 pass
 
+    def _enlist(self) -> None:
+        """Ask for a turn, and ask again until it comes: the scaler's actor may die with the question in its mailbox."""
+        self.world.router.tell_backend(self.state.slot, Enlist(self.state.id))
+        self._set_timer("turn", ASK_AGAIN_S)
+
     def _gone(self, what: Action, found: Found | None) -> NoteGone:
         evidence = found.evidence if found is not None else "not looked at"
         if self.state.boot_id != self.world.site.boot_id:
@@ -218,6 +226,7 @@ class VmActor(Aggregate):
             case Requested():
                 pass
             case SpawnStarted():
+                self.world.timers.cancel(self._key("turn"))
                 self._arm_deadline()
                 self._spawn()
             case Spawned(handle=handle):
@@ -243,7 +252,7 @@ class VmActor(Aggregate):
     def _end_work(self, reason: str) -> None:
         """Stop what runs for a life that is over, and take the machine down."""
         self.world.router.sessions.pop(self.state.id, None)
-        for timer in ("deadline", "silence", "inspect"):
+        for timer in ("deadline", "silence", "inspect", "turn"):
             self.world.timers.cancel(self._key(timer))
         self._answer_early()
         if self.state.registered_at is not None and reason in ("operator", "drain", "shutdown"):
@@ -260,13 +269,13 @@ class VmActor(Aggregate):
 
     def _spawn(self) -> None:
         world, state, driver = self.world, self.state, self.driver
+        assert state.id not in world.in_flight, f"{state.id} is being spawned already"
         flight = InFlight(abort=world.new_abort())
         world.in_flight[state.id] = flight
 
         def spawn() -> None:
             outcome = _spawn(world, driver, state, flight)
             del world.in_flight[state.id]
-            flight.finished.set()
             world.router.tell_vm(state.id, Call(outcome, cause=f"{subjects.vm(state.id)}:{state.version}"))
 
         try:

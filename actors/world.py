@@ -1,7 +1,6 @@
 """What every actor is handed: the ports, where it stands, and the index by which actors find one another."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,7 +62,6 @@ class InFlight:
     """A spawn that runs in the effects pool now: at most one per machine, whatever becomes of its actor."""
 
     abort: Abort
-    finished: threading.Event = field(default_factory=threading.Event)
 
 
 class Router:

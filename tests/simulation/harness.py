@@ -128,6 +128,7 @@ class CrashingPoints:
 
     def __init__(self) -> None:
         self.left: int | None = None
+        self.bugs_left: int | None = None  # raises an ordinary exception at the n-th pass: a bug in an actor
         self.died = False
         self.seen: set[str] = set()
 
@@ -135,6 +136,10 @@ class CrashingPoints:
         self.seen.add(name)
         if self.died:
             raise Crashed
+        if self.bugs_left is not None and name.endswith("append"):
+            self.bugs_left -= 1
+            if self.bugs_left == 0:
+                raise RuntimeError("a bug, injected")
         if self.left is not None:
             self.left -= 1
             if self.left == 0:
@@ -160,13 +165,14 @@ class Simulation:
         self.crashes = 0
         self.taken_up = 0
         self.steps = 0
+        self.bugs = False
         self.boot()
 
     # One process.
 
     def boot(self) -> None:
         """Start a coordinator over what the log and the host hold."""
-        self.points.left, self.points.died = None, False
+        self.points.left, self.points.bugs_left, self.points.died = None, None, False
         self.acknowledgements.steps.clear()
         self.pool = ActorPool(workers=0, messages_per_turn=1)
         self.timers = VirtualTimers(self.clock)
@@ -259,6 +265,8 @@ class Simulation:
             moved = True
         if self.points.died:
             self.crash()
+        if self.fatal and self.bugs:
+            self.crash()  # what the process does when one of its actors keeps dying
         assert not self.fatal, self.fatal
         return moved
 

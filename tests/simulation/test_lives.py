@@ -70,14 +70,18 @@ def _act(simulation: Simulation) -> None:
             simulation.clock.elapsed_s += chance.choice([0.1, 5, 70])
 
 
+@pytest.mark.parametrize("bugs", [False, True], ids=["crashes", "crashes-and-bugs"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_order_with_crashes_loses_nothing_and_leaks_nothing(seed: int) -> None:
+def test_any_order_with_crashes_loses_nothing_and_leaks_nothing(seed: int, *, bugs: bool) -> None:
     simulation = Simulation(seed, _scripts(seed))
+    simulation.bugs = bugs
     chance = simulation.chance
     for _ in range(60):
         _act(simulation)
         if chance.random() < 0.1:
             simulation.points.left = chance.randint(1, 12)
+        if bugs and chance.random() < 0.2:
+            simulation.points.bugs_left = chance.randint(1, 6)
         if chance.random() < 0.05:
             simulation.journal.unavailable()
         for _ in range(chance.randrange(40)):
@@ -86,8 +90,9 @@ def test_any_order_with_crashes_loses_nothing_and_leaks_nothing(seed: int) -> No
         if chance.random() < 0.05:
             simulation.crash()
         simulation.check_log()
-    simulation.points.left = None
-    simulation.settle()
+    simulation.points.left = simulation.points.bugs_left = None
+    simulation.advance(5)
+    assert bugs or simulation.supervisor.restarts == 0, "an actor died of a bug of ours"
     simulation.check_actors()
     for scaler in SCALERS:
         simulation.gate(scaler, "paused")
