@@ -155,6 +155,9 @@ class Queries:
         """
         with self._database.connection() as connection, connection.transaction():
             connection.execute("set transaction isolation level repeatable read, read only")
+            # Before the first ANALYZE the planner knows nothing of the dead and would read every one of them.
+            connection.execute("set local enable_seqscan = off")
+            connection.execute("set local enable_bitmapscan = off")
             row = connection.execute(
                 "select sequence from checkpoints where view = %s and view_version = %s",
                 [FLEET.name, FLEET.version],

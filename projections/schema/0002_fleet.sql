@@ -28,6 +28,8 @@ create table agents (
 
 -- A boot reads the living alone, however many have died.
 create index agents_live on agents (id) where phase <> 'reaped';
+-- Each life is a handful of updates; left for long, the index of the living fills with entries of the dead.
+alter table agents set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02);
 create index agents_job on agents (job) where job is not null;
 
 create table headroom (

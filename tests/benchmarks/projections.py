@@ -86,6 +86,9 @@ def measure(dsn: str, dead: int = 100_000, live: int = 1000) -> dict[str, float]
     assert booted.source == "tables"
     figures["facts in the tail"] = len(longer.facts) - story_end
     figures[f"boot with {dead} dead, {live} live, s"] = booted.took_s
+    with database.connection() as connection:
+        connection.execute("vacuum agents")  # what autovacuum does within its minute
+    figures[f"the same after a vacuum of {dead} dead, s"] = boot(longer, queries).took_s
     few = Database(dsn, "few")
     small = fleet_log(100, live)
     apply_rate(small, PostgresRows(few), FLEET)
