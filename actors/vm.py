@@ -428,7 +428,7 @@ def _spawn(world: World, driver: Driver, state: VmState, flight: InFlight) -> No
             scaler=state.scaler,
             labels=state.labels,
             placement=state.placement,
-            environment=world.access.environment(state.id, state.agent_labels or state.labels),
+            environment=world.access[state.slot].environment(state.id, state.agent_labels or state.labels),
             limits=state.limits,
         )
         handle = driver.spawn(order, flight.abort)

@@ -133,7 +133,7 @@ class World:
     spawns: Effects
     teardowns: Effects
     reads: Effects
-    access: AgentAccess
+    access: dict[str, AgentAccess]  # by backend aggregate: machines of another network reach NATS elsewhere
     link: AgentLink
     crash: CrashPoints
     pool: ActorPool

@@ -203,7 +203,7 @@ class Simulation:
             spawns=self.spawns,
             teardowns=self.teardowns,
             reads=self.reads,
-            access=NoAccess(),
+            access={rule.slot: NoAccess() for rule in rules.values()},
             link=NoLink(),
             crash=self.points,
             pool=self.pool,
