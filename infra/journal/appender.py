@@ -83,6 +83,10 @@ class Appender:
                 return
         done(NotAppended(code="unavailable", detail=refusal, stored=False))
 
+    def measure_again(self) -> None:
+        """Look how full the log is before the next append."""
+        self._measured = None
+
     def close(self, timeout_s: float) -> None:
         """Take no more, wait for what is queued within `timeout_s`, then refuse the rest. Repeatable."""
         with self._changed:

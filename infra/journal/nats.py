@@ -99,7 +99,9 @@ class NatsJournal:
             LogUnavailable: no answer.
         """
         with self._wires.one() as wire:
-            return self._headroom(resize(wire, self.cluster, limit_bytes, self._read_timeout_s))
+            state = resize(wire, self.cluster, limit_bytes, self._read_timeout_s)
+        self._appender.measure_again()
+        return self._headroom(state)
 
     def close(self) -> None:
         """Wait for queued appends within the deadline, end follows and reads. Repeatable."""

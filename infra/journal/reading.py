@@ -22,28 +22,35 @@ _BATCH = 10_000
 _HEARTBEAT_S = 1.0
 _IDLE_WIRES_MAX = 4
 _PAUSE_S = 0.1
+_TRIES = 3
+"""Within the time for a read: a wire that turns out dead must leave time for a new one."""
 
 T = TypeVar("T")
 UNANSWERED = (WireLost, LogUnavailable, ConnectionRefusedByServer, ApiError, LogRefused)
 
 
 class Wires:
-    """A few open wires for reads; each is used by one reader at a time."""
+    """A few open wires for reads; each is used by one reader at a time.
+
+    A read ends `timeout_s` after its last progress at the latest; one answer is waited for `answer_s`.
+    """
 
     def __init__(self, connect: Callable[[float], Wire], timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.answer_s = timeout_s / _TRIES
         self._connect = connect
         self._idle: list[Wire] = []
         self._lock = threading.Lock()
 
     @contextmanager
     def one(self) -> Iterator[Wire]:
-        """Lend a wire; after an exception it is closed."""
+        """Lend a wire; after an exception it is closed, and the idle ones with it: they are as old."""
         wire = self._take()
         try:
             yield wire
         except BaseException:
             wire.close()
+            self.close()
             raise
         with self._lock:
             if len(self._idle) < _IDLE_WIRES_MAX:
@@ -67,7 +74,7 @@ class Wires:
             with suppress(WireLost, ConnectionRefusedByServer):
                 wire.receive_many(0.0005)  # leftovers, pings, and whether it is still there
                 return wire
-        return self._connect(self.timeout_s)
+        return self._connect(self.answer_s)
 
 
 class Reader:
@@ -85,7 +92,7 @@ class Reader:
         Raises:
             LogUnavailable: no answer, or no such stream any more.
         """
-        return self._asked(lambda wire: stream_state(wire, self._cluster, self._wires.timeout_s))
+        return self._asked(lambda wire: stream_state(wire, self._cluster, self._wires.answer_s))
 
     def sequence_at(self, at: datetime) -> int:
         """Return the sequence of the last fact stored at or before `at`."""
@@ -157,13 +164,13 @@ class Reader:
             subject=subject,
             batch=_BATCH,
             heartbeat_s=_HEARTBEAT_S,
-            timeout_s=self._wires.timeout_s,
+            timeout_s=self._wires.answer_s,
         )
 
     def _last(self, subject: str) -> int:
         """Return the sequence of a subject's last fact, as the stream's leader has it; 0 if there is none."""
         which = {"last_by_subj": subject}
-        message = self._asked(lambda wire: stored(wire, self._stream, which, self._wires.timeout_s))
+        message = self._asked(lambda wire: stored(wire, self._stream, which, self._wires.answer_s))
         return 0 if message is None else message.sequence
 
     def _asked(self, ask: Callable[[Wire], T]) -> T:

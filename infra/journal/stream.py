@@ -146,7 +146,8 @@ def _create(wire: Wire, cluster: str, *, limit_bytes: int, replicas: int, timeou
     return answer
 
 
-def _compare(config: dict[str, Any], wire: Wire, cluster: str) -> None:
+def foreign_settings(config: dict[str, Any], cluster: str) -> list[str]:
+    """Return what is not as the log needs it, each with what it is and what it must be."""
     needed = _NEEDED | {"subjects": [subjects.whole_log(cluster)]}
     wrong = [
         f"{key} is {config.get(key)!r}, not {value!r}"
@@ -158,6 +159,11 @@ def _compare(config: dict[str, Any], wire: Wire, cluster: str) -> None:
         wrong.append(f"persist_mode is {config['persist_mode']!r}, not 'default'")
     if config["max_bytes"] <= 0:
         wrong.append(f"max_bytes is {config['max_bytes']}, and there has to be a limit")
+    return wrong
+
+
+def _compare(config: dict[str, Any], wire: Wire, cluster: str) -> None:
+    wrong = foreign_settings(config, cluster)
     if wrong:
         raise LogRefused(
             f"stream {config['name']} at {wire.address} has foreign settings: {'; '.join(wrong)}. Set them right "

@@ -37,8 +37,14 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
+        self._deaf: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow_until_reconnect(self) -> None:
+        """Lose what the server says to the present connections; new ones are well."""
+        with self._lock:
+            self._deaf += self._open
 
     def cut(self) -> None:
         """End every connection; new ones are taken."""
@@ -72,13 +78,16 @@ class Proxy:
                 continue
             with self._lock:
                 self._open += [client, server]
-            threading.Thread(target=self._copy, args=(client, server, False), daemon=True).start()
-            threading.Thread(target=self._copy, args=(server, client, True), daemon=True).start()
+            threading.Thread(target=self._copy, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._copy, args=(server, client, client), daemon=True).start()
 
-    def _copy(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
+    def _copy(
+        self, source: socket.socket, target: socket.socket, client: socket.socket | None = None
+    ) -> None:
+        """Pass on what comes; `client` is given when it comes from the server."""
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if from_server and self.swallowing.is_set():
+                if client is not None and (self.swallowing.is_set() or client in self._deaf):
                     self.swallowed_bytes += len(data)
                     continue
                 target.sendall(data)
