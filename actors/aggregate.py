@@ -87,6 +87,10 @@ class Aggregate(PooledActor):
     def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
         """Take the state from the facts just read."""
 
+    def first_cause(self) -> str:
+        """Return what began the chain its facts belong to, for commands that do not say; empty: each begins its own."""
+        return ""
+
     def observe(self, fact: Recorded) -> None:
         """Take note of a fact another actor or process appended. None by default."""
 
@@ -151,7 +155,7 @@ class Aggregate(PooledActor):
             at=world.clock.now(),
             writer=world.site.coordinator,
             cause=call.cause or f"command:{type(call.command).__name__}",
-            correlation=call.correlation or tried.attempt,
+            correlation=call.correlation or self.first_cause() or tried.attempt,
             facts=tried.proposal.facts,
             teardown=tried.proposal.teardown,
         )

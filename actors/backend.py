@@ -88,7 +88,7 @@ class BackendActor(Aggregate):
         match message:
             case Enlist(vm=vm):
                 if vm in self._granted:
-                    self.world.router.tell_vm(vm, Call(StartSpawn()))  # its turn was lost with an actor of it
+                    self.world.router.tell_vm(vm, self._turn())  # its turn was lost with an actor of it
                 elif vm not in self._waiting:
                     self._waiting.append(vm)
                 self._give_turns()
@@ -102,15 +102,18 @@ class BackendActor(Aggregate):
             slot = self.state.slots.get(vm)
             if slot is not None and slot.ended:
                 continue
-            if self.world.router.tell_vm(vm, Call(StartSpawn())):
+            if self.world.router.tell_vm(vm, self._turn()):
                 self._granted.add(vm)
+
+    def _turn(self) -> Call:
+        return Call(StartSpawn(), cause=f"throttle:{self.rules.name}")
 
     def _end_idle(self) -> None:
         """End what has no agent yet; a registered agent has a job and finishes it."""
         for vm, slot in self.state.slots.items():
             if not slot.registered and not slot.ended:
                 end = End(reason="drain", detail=f"scaler {self.rules.name} is draining")
-                self.world.router.tell_vm(vm, Call(end))
+                self.world.router.tell_vm(vm, Call(end, cause=f"{self.rules.slot}:{self.state.version}"))
 
     def _status(self) -> ScalerStatus:
         slots = self.state.slots.values()

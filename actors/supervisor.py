@@ -169,8 +169,12 @@ class Supervisor:
         self._start_vm(state, Resume(what, found))
 
     def _unaccounted(self, fleet: FleetState) -> tuple[Resource, ...]:
-        """Return what bears our drivers' marks and belongs to no live machine of the log: listed, never touched."""
-        found: list[Resource] = []
+        """Return what bears our mark and belongs to no live machine of the log: listed, never touched.
+
+        What bears another coordinator's name is that one's, and perhaps in another log.
+        """
+        found: dict[tuple[str, str], Resource] = {}
+        ours = (None, self.world.site.coordinator)
         surveyed: set[int] = set()
         for driver in self.world.drivers.values():
             if id(driver) in surveyed:
@@ -181,8 +185,10 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - whatever a listing fails by, nothing may follow from it
                 logger.warning("the host could not be listed, so nothing is said about leftovers: %s", error)
                 continue
-            found.extend(r for r in listing if r.vm is None or r.vm not in fleet.vms)
-        return tuple(found)
+            for resource in listing:
+                if resource.owner in ours and resource.vm not in fleet.vms:
+                    found[(resource.kind, resource.name)] = resource
+        return tuple(found.values())
 
     # Death and restart.
 

@@ -140,6 +140,10 @@ class VmActor(Aggregate):
         for fact in facts:
             self._act(fact)
 
+    def first_cause(self) -> str:
+        """Return the demand the machine was requested for: all of its life is one chain."""
+        return self.state.demand or ""
+
     def aggregates(self, call: Call) -> tuple[str, ...]:
         """Return its own: a machine decides about nothing else."""
         del call
@@ -318,7 +322,7 @@ class VmActor(Aggregate):
         router, vm = self.world.router, self.state.id
 
         def ended(exit_: Any) -> None:
-            router.tell_vm(vm, Call(NoteExit(exit_code=exit_.exit_code, detail=exit_.detail)))
+            router.tell_vm(vm, Call(NoteExit(exit_code=exit_.exit_code, detail=exit_.detail), cause="host"))
 
         self.driver.watch(vm, self.state.placement, handle, ended)
 

@@ -20,7 +20,7 @@ from actors.pooled import ActorPool
 from actors.ports import AgentAccess, Driver, Resource
 from actors.projector import Projector
 from actors.supervisor import Supervisor
-from actors.world import World
+from actors.world import Router, World
 from events import subjects
 from events.coordinator import ConfigApplied, Started
 from infra.agent.access import NatsAgentAccess
@@ -88,6 +88,7 @@ class Coordinator:
         self.ids = SystemIds()
         self.release = version("fleetlog")
         self.started_at = self.clock.now()
+        self.router = Router()
         self.ending = threading.Event()
         self.fatal_reason: str | None = None
         self.unaccounted: tuple[Resource, ...] = ()
@@ -133,7 +134,7 @@ class Coordinator:
             address,
             self.cluster,
             name=f"fleetlog {self.site.coordinator} log",
-            live_machines=lambda: len(self.world.router.vms),
+            live_machines=lambda: len(self.router.vms),
             **({} if limit is None else {"limit_bytes": limit}),
         )
         self._closers.callback(self.journal.close)
@@ -202,6 +203,7 @@ class Coordinator:
             new_abort=threading.Event,
             link_up_since_s=lambda: self._link_up_since_s,
             fatal=self._fatal,
+            router=self.router,
         )
         self.links = links
         self.fleet = Fleet(self.world, self._routing(rules))
@@ -336,7 +338,7 @@ class Coordinator:
 
     def verify_host(self) -> Any:
         """Compare what the log says of this host with what is on it."""
-        return tuple(verify_host(self.journal, self.site.host, self.surveys()))
+        return tuple(verify_host(self.journal, self.site.host, self.surveys(), self.site.coordinator))
 
     # Down.
 

@@ -192,8 +192,12 @@ MUST_BE_THERE = frozenset({"spawned", "registered"})
 """Phases in which a machine runs. Before them it may not exist yet, after them it may be gone already."""
 
 
-def verify_host(journal: Journal, host: str, surveys: Mapping[str, Survey]) -> list[Difference]:
+def verify_host(
+    journal: Journal, host: str, surveys: Mapping[str, Survey], owner: str | None = None
+) -> list[Difference]:
     """Compare what the log says of this host with what its drivers find; `surveys` by backend type.
+
+    With `owner`, resources of other coordinators are left out: they may belong to another log.
 
     It looks twice and reports what is wrong both times: between a look at the host and one at the log a
     machine may come or go.
@@ -201,19 +205,23 @@ def verify_host(journal: Journal, host: str, surveys: Mapping[str, Survey]) -> l
     Raises:
         BrokenLog, LogUnavailable: as the journal says.
     """
-    first = _host_differences(journal, host, surveys)
+    first = _host_differences(journal, host, surveys, owner)
     if not first:
         return []
-    again = {(found.kind, found.where, found.key) for found in _host_differences(journal, host, surveys)}
+    again = {
+        (found.kind, found.where, found.key) for found in _host_differences(journal, host, surveys, owner)
+    }
     return [found for found in first if (found.kind, found.where, found.key) in again]
 
 
-def _host_differences(journal: Journal, host: str, surveys: Mapping[str, Survey]) -> list[Difference]:
+def _host_differences(
+    journal: Journal, host: str, surveys: Mapping[str, Survey], owner: str | None
+) -> list[Difference]:
     found: list[Difference] = []
     seen: dict[str, tuple[Resource, ...]] = {}
     for backend, survey in surveys.items():
         try:
-            seen[backend] = survey()
+            seen[backend] = tuple(each for each in survey() if owner is None or each.owner in (None, owner))
         except DriverError as error:
             found.append(Difference(kind="not-surveyed", where=backend, key="", detail=str(error)))
     vms = _all_vms(journal)

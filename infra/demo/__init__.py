@@ -1,0 +1,1 @@
+"""The main job shown on real parts: six lives, and a coordinator killed in the middle of them."""

@@ -1,0 +1,141 @@
+"""What the demonstration runs: a fleet file with six kinds of agents, and a coordinator as a process of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from infra.embedded.data_directory import DataDirectory, Runtime
+
+SILENT_S = 8.0
+"""How long the agent that never registers is given before its machine is failed."""
+
+JOBS: Mapping[str, str] = {
+    "build": "set -e; d=$(mktemp -d); for n in 1 2 3 4 5 6; do printf 'int f%s(void){return %s;}\\n' $n $n > $d/$n.c; "
+    "echo compiled $n.c; sleep 1; done; cat $d/*.c | sha256sum; rm -r $d",
+    "test": "for suite in unit contract integration acceptance; do sleep 1.5; echo $suite: ok; done",
+    "lint": "sleep 1; find /usr/bin -maxdepth 1 -type f | head -200 | wc -l; echo no findings",
+    "deploy": "for step in pull stop start probe; do sleep 1.8; echo $step: done; done",
+    "broken": "sleep 2; echo 'assertion failed: 41 != 42' >&2; exit 3",
+}
+"""What five agents do for a living: shell, because every machine has one. `broken` fails on purpose."""
+
+MUTE = "mute"
+"""The sixth: a program that never speaks to us, as an agent that lost its network would."""
+
+START_S = 30.0
+STOP_S = 20.0
+
+
+def program(name: str) -> str:
+    """Return the path of one of our own commands, from the environment we run in."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    return str(beside if beside.exists() else Path(sys.argv[0]).with_name(name).absolute())
+
+
+def fleet_file() -> dict[str, Any]:
+    """Return the demonstration's fleet file."""
+    working = [
+        {
+            "labels": ["demo", name],
+            "binary_path": program("fleetlog-agent"),
+            "args": ["--", "/bin/sh", "-c", script],
+        }
+        for name, script in JOBS.items()
+    ]
+    mute = {"labels": ["demo", MUTE], "binary_path": "/bin/sh", "args": ["-c", "exec sleep 300"]}
+    shared = {"backend": "bare-metal", "max_agents": 8, "stop_grace_s": 2}
+    return {
+        "version": 1,
+        "global_max_agents": 8,
+        "scalers": [
+            {"name": "workers", **shared, "beat_every_s": 1, "heartbeat_grace_s": 20, "label_sets": working},
+            {"name": "silent", **shared, "register_timeout_s": SILENT_S, "label_sets": [mute]},
+        ],
+    }
+
+
+class Stage:
+    """The demonstration's folder and its coordinator, which can be killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        # A name of its own, so that what an interrupted run left on this host is not taken for this one's.
+        self.coordinator = directory.name.replace("_", "-").lower()
+        self.data = directory / "data"
+        self.config = directory / "fleet.yaml"
+        self.log = directory / "coordinator.log"
+        self.config.write_text(yaml.safe_dump(fleet_file(), sort_keys=False), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The coordinator's process."""
+        assert self._process is not None, "the coordinator was not started"
+        return self._process.pid
+
+    def start(self) -> Runtime:
+        """Start the coordinator and return when it says that it is up.
+
+        Raises:
+            RuntimeError: it ended, or was not up in time; the message has its last words.
+        """
+        command = [program("fleetlog"), "--data-dir", str(self.data), "up", "--config", str(self.config)]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FLEETLOG_")}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--id", self.coordinator],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s:
+            runtime = DataDirectory.running(self.data) if self.data.exists() else None
+            if runtime is not None and runtime.pid == self.pid:
+                return runtime
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise RuntimeError(f"the coordinator did not come up:\n{self.last_words()}")
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        assert self._process is not None, "the coordinator was not started"
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """End it in order; return its exit code."""
+        if self._process is None or self._process.poll() is not None:
+            return 0 if self._process is None else self._process.returncode
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(STOP_S)
+        self._process.kill()
+        return self._process.wait()
+
+    def last_words(self, lines: int = 15) -> str:
+        """Return the end of what the coordinator wrote."""
+        try:
+            return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+
+class Cast(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the six: what it was asked for, and which machine it got."""
+
+    job: str
+    vm: str
