@@ -8,6 +8,7 @@ from infra.cli.exits import CliError, ExitCode
 from infra.config.problems import ConfigError
 from infra.embedded.errors import DataDirectoryRefused
 from infra.journal.address import ConnectionRefusedByServer
+from infra.journal.archive import ArchiveRefused
 from infra.journal.stream import LogRefused
 from projections.vm import BrokenLog
 
@@ -20,6 +21,7 @@ EXPECTED: tuple[tuple[type[Exception], ExitCode, str], ...] = (
     (DataDirectoryRefused, ExitCode.UNREACHABLE, "data-directory"),
     (LogFull, ExitCode.REFUSED, "log-full"),
     (Conflict, ExitCode.REFUSED, "conflict"),
+    (ArchiveRefused, ExitCode.FOUND, "archive-refused"),
     (LogRefused, ExitCode.FOUND, "log-refused"),
     (BrokenLog, ExitCode.FOUND, "broken-log"),
     (Malformed, ExitCode.FOUND, "broken-log"),

@@ -1,7 +1,8 @@
 """Where output goes: tables for people, the same without boxes and colours for pipes, JSON for programs."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -141,6 +142,17 @@ class Output:
                 yield item
                 if number % _PROGRESS_STEP == 0:
                     progress.update(task, completed=number)
+
+    @contextmanager
+    def counting(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Lend something to tell `(done, of all)`: a bar on stderr when a person looks at it, else nothing."""
+        console = Console(stderr=True)
+        if self.as_json or not console.is_terminal:
+            yield lambda _done, _all: None
+            return
+        with progress_bar(console) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, everything: bar.update(task, completed=done, total=everything)
 
 
 def progress_bar(console: Console) -> Progress:

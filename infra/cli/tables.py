@@ -1,5 +1,6 @@
 """`fleetlog rebuild` and `fleetlog verify`: the tables made again from the log, and compared with it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def rebuild(session: Session, *, names: tuple[str, ...], yes: bool) -> None:
     """Drop the read models and make them again from the log. The fleet works on meanwhile."""
     place = session.database.place
     if not yes:
-        if session.out.as_json or not click.get_text_stream("stdin").isatty():
+        if session.out.as_json or not sys.stdin.isatty():
             raise click.UsageError("nobody can be asked here: give --yes")
         click.confirm(f"Empty the tables at {place} and make them again?", abort=True, err=True)
     with _progress(session) as told:
