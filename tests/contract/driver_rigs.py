@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from actors.errors import DriverError
-from actors.ports import Driver, Exit, SpawnOrder
+from actors.ports import Driver, Exit, Resource, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet, process
@@ -60,7 +60,13 @@ def order(vm: str, placement: dict[str, Any], **environment: str) -> SpawnOrder:
 
 
 class Rig(ABC):
-    """One host with one driver on it, and a second one after a restart."""
+    """One host with one driver on it, and a second one after a restart. `owner` is the drivers' coordinator."""
+
+    owner = f"rig-{os.getpid()}"
+
+    def survey(self, driver: Driver) -> list[Resource]:
+        """Return what the driver lists of ours; the host may have other coordinators."""
+        return [found for found in driver.survey() if found.owner in (self.owner, None)]
 
     @abstractmethod
     def driver(self) -> Driver:
@@ -102,7 +108,7 @@ class ScriptedRig(Rig):
         self.host = VirtualHost()
 
     def driver(self) -> ScriptedDriver:
-        return ScriptedDriver(self.host)
+        return ScriptedDriver(self.host, owner=self.owner)
 
     def end_by_itself(self, vm: str, handle: Handle) -> None:
         self.host.end(vm, 3)
@@ -118,7 +124,7 @@ class ScriptedRig(Rig):
         driver.set(vm, Script(block=threading.Event()))
 
     def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
-        self.host.put(vm, "half-made", "c1")
+        self.host.put(vm, "half-made", self.owner)
 
     def runs(self, handle: Handle) -> bool:
         return any(m.pid == handle.data["pid"] and m.state == "running" for m in self.host.machines.values())
@@ -155,7 +161,7 @@ class BareMetalRig(Rig):
 
     def config(self) -> BareMetalConfig:
         return BareMetalConfig(
-            owner="c1",
+            owner=self.owner,
             state_dir=str(self.state / "state"),
             label_sets=(LabelSet(labels=LABELS, binary_path=str(self.agent)),),
             cgroup=self.cgroup,
@@ -178,6 +184,8 @@ class BareMetalRig(Rig):
         assert isinstance(driver, BareMetalDriver)
         shell = _script(self.state / "stuck", STUCK_SHELL)
         driver.config = msgspec.structs.replace(driver.config, shell=str(shell))
+        if driver.nursery_pid is not None:
+            os.kill(driver.nursery_pid, signal.SIGSTOP)
 
     def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
         class Crash(Exception):  # noqa: N818
@@ -210,7 +218,7 @@ class BareMetalRig(Rig):
         left = {
             resource.vm
             for resource in last.survey()
-            if resource.owner == "c1" or resource.kind == "directory"
+            if resource.owner == self.owner or resource.kind == "directory"
         }
         for vm in left:
             assert vm is not None

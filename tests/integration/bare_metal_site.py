@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from actors.ports import SpawnOrder
+from actors.ports import Resource, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet
@@ -71,6 +71,10 @@ class Site:
         )
         return placement, driver.spawn(order, threading.Event())
 
+    def survey(self, driver: BareMetalDriver) -> list[Resource]:
+        """Return what a driver lists of ours; the host may have other coordinators."""
+        return [found for found in driver.survey() if found.owner in (OWNER, None)]
+
     def work(self, vm: str = VM) -> Path:
         """Return the working directory of a machine."""
         return self.root / "state" / "runs" / vm / "work"
@@ -105,7 +109,8 @@ class Site:
 
     def assert_no_process_is_left(self) -> None:
         """Look at all processes of the host."""
-        assert psutil.Process().children(recursive=True) == []
+        nurseries = [driver.nursery_pid for driver in self.drivers]
+        assert [p for p in psutil.Process().children(recursive=True) if p.pid not in nurseries] == []
         strays = [
             p.info
             for p in psutil.process_iter(["pid", "cmdline"])

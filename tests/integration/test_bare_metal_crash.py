@@ -55,10 +55,10 @@ def test_killed_before_the_process_it_is_half_made_and_taken_away(site: Site, po
     placement, _ = crash_at(site, point)
     driver = site.driver()
     assert driver.inspect(VM, placement, None).presence == "half-made"
-    assert {(r.vm, r.owner) for r in driver.survey()} == {(VM, site.config.owner)}
+    assert {(r.vm, r.owner) for r in site.survey(driver)} == {(VM, site.config.owner)}
     driver.destroy(VM, placement, None, NEVER)
     assert driver.inspect(VM, placement, None).presence == "absent"
-    assert driver.survey() == ()
+    assert site.survey(driver) == []
 
 
 @pytest.mark.parametrize("point", ["bare-metal.spawn.started", "bare-metal.spawn.recorded", "spawned"])
@@ -82,7 +82,7 @@ def test_killed_after_the_process_began_it_is_taken_up_without_a_record_in_the_l
     how = ends.wait()
     assert how.exit_code is None, "it was not our child, so the code is unknown and not guessed"
     driver.destroy(VM, placement, handle, NEVER)
-    assert driver.survey() == ()
+    assert site.survey(driver) == []
 
 
 def test_killed_at_once_after_the_start_it_can_be_taken_down_at_once(site: Site) -> None:
@@ -102,7 +102,7 @@ def test_killed_within_a_teardown_the_next_one_finishes_it(site: Site, point: st
     assert driver.inspect(VM, placement, handle).presence in ("half-made", "absent")
     driver.destroy(VM, placement, handle, NEVER)
     assert driver.inspect(VM, placement, handle).presence == "absent"
-    assert driver.survey() == ()
+    assert site.survey(driver) == []
 
 
 def test_an_agent_works_on_while_no_coordinator_lives(site: Site) -> None:

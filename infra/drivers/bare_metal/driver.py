@@ -17,6 +17,8 @@ from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.config import BareMetalConfig, LabelSet
 from infra.drivers.bare_metal.output import Output, Sink
 from infra.drivers.bare_metal.rundir import Mark, ProcessRecord, RunDirectory, keep_log, trim_logs
+from infra.drivers.bare_metal.sighting import Sighting
+from infra.drivers.bare_metal.starter import Birth, Starter
 from infra.drivers.bare_metal.watcher import Watched, Watcher
 from infra.file_tail import last_lines
 
@@ -60,12 +62,18 @@ class BareMetalDriver:
         if any(label_set.network_policy for label_set in config.label_sets):
             log.warning("network_policy of a host process cannot be enforced; use containers or microVMs")
         self._watcher = Watcher()
+        self._starter = Starter(self._watcher, reach, cgroups=self._hierarchy is not None)
         self._output = Output(sink, config.live_log_bytes)
 
     @property
     def backend(self) -> str:
         """Return `bare-metal`."""
         return "bare-metal"
+
+    @property
+    def nursery_pid(self) -> int | None:
+        """The helper in which agents are born, None where there is none; see `nursery`."""
+        return self._starter.nursery.pid if self._starter.nursery is not None else None
 
     def plan(self, vm: str, scaler: str, labels: tuple[str, ...]) -> dict[str, Any]:
         """Return where the machine's directory and cgroups will be, and under which boot."""
@@ -104,9 +112,10 @@ class BareMetalDriver:
             ) from error
         self._reach("bare-metal.spawn.cgroup")
         self._go_on(abort)
-        started = launch.start(
-            self.config.shell,
-            run,
+        birth = Birth(
+            vm=order.vm,
+            run=run,
+            cgroup=cgroup,
             joins=joins,
             command=[binary, *label_set.args],
             environment=environment.build(
@@ -114,9 +123,8 @@ class BareMetalDriver:
             ),
             working_dir=label_set.working_dir or str(run.work),
         )
-        watched = self._watcher.add(order.vm, started.pid, started.start_ticks, started.pidfd)
-        self._reach("bare-metal.spawn.started")
-        return self._confirm(order, run, watched, abort, binary)
+        watched = self._starter.start(birth, self.config.shell, self.config.start_timeout_s, abort)
+        return self._record(order, run, watched)
 
     def inspect(self, vm: str, placement: dict[str, Any], handle: Handle | None) -> Found:
         """Say what is provable; a machine of an earlier boot is at most a directory."""
@@ -176,6 +184,7 @@ class BareMetalDriver:
             bounds = teardown.Bounds(self.config.stop_grace_s, self.config.kill_wait_s)
             same_boot = placement["boot_id"] == process.boot_id()
             cookie = mark.cookie if mark is not None and same_boot else None
+            self._hold(vm, seen)
             ending = teardown.end_all(seen, cgroup, cookie, bounds, abort)
         except OSError as error:
             raise DriverError("unknown", f"the host could not be asked: {error}", transient=True) from error
@@ -223,6 +232,7 @@ class BareMetalDriver:
 
     def close(self) -> None:
         """Let go; agents run on."""
+        self._starter.close()
         self._watcher.close()
         self._output.close()
 
@@ -265,7 +275,6 @@ class BareMetalDriver:
         joins = []
         if cgroup is not None:
             cgroup.path.mkdir(parents=True)
-            joins.append(cgroup.procs)
         if self.config.enforce_limits:
             more, unmet = limits.apply(order.limits, cgroup, order.placement.get("limits", {}))
             joins.extend(more)
@@ -273,14 +282,7 @@ class BareMetalDriver:
                 log.warning("%s runs without its limit of %s: no such controller here", order.vm, unmet)
         return joins
 
-    def _confirm(
-        self, order: SpawnOrder, run: RunDirectory, watched: Watched, abort: Abort, binary: str
-    ) -> Handle:
-        seen = launch.await_agent(watched.pid, watched.over, self.config.start_timeout_s, abort)
-        if not seen and watched.over.wait(_COLLECT_WAIT_S) and watched.end is not None:
-            refusal = launch.refusal(watched.end.exit_code, binary)
-            if refusal is not None:
-                raise refusal
+    def _record(self, order: SpawnOrder, run: RunDirectory, watched: Watched) -> Handle:
         handle = self._handle(order.placement, run, watched.pid, watched.start_ticks)
         try:
             run.record(
@@ -314,6 +316,13 @@ class BareMetalDriver:
         """Return a handle of the process we started ourselves, which may not have come to any record yet."""
         watched = self._watcher.get(vm)
         return self._handle(placement, run, watched.pid, watched.start_ticks) if watched is not None else None
+
+    def _hold(self, vm: str, seen: Sighting) -> None:
+        """Hold the proven process if we do not yet: it may be a child of ours that nobody else would collect."""
+        if seen.main in ("alive", "launching") and self._watcher.get(vm) is None:
+            pidfd = _open_if_same(seen.pid, seen.start_ticks)
+            if pidfd is not None and seen.pid is not None and seen.start_ticks is not None:
+                self._watcher.add(vm, seen.pid, seen.start_ticks, pidfd)
 
     def _collect(self, vm: str) -> None:
         """Let the watcher collect the exit code, so that no zombie is left, and let go."""

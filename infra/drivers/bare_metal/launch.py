@@ -23,7 +23,8 @@ LAUNCHER = (
     'while [ "$1" != -- ]; do echo 0 >"$1" || exit 125; shift; done; shift; '
     '[ -e "$0/live/pid" ] || exit 125; exec "$@"'
 )
-_MARK = LAUNCHER.encode()
+TITLE = "fleetlog-bare-metal-nursery"
+_MARKS = (LAUNCHER.encode(), TITLE.encode())
 _LOOK_AGAIN_S = 0.0002
 _HEAD_BYTES = 256  # as much as the kernel looks at
 _NOT_JOINED = 125
@@ -117,13 +118,26 @@ def start(
         os.close(output)
     # Ours to collect, through the pidfd: the end of a Popen object says nothing about its process.
     child.returncode = 0
-    # It is our child and not yet collected, so the number is still its own here, ended or not.
-    pidfd = os.pidfd_open(child.pid)
-    stat = process.stat(child.pid)
+    return started(child.pid)
+
+
+def started(pid: int) -> Started:
+    """Return what is to be known of a child of ours that nobody has collected: the number is its own, ended or not.
+
+    Raises:
+        DriverError: somebody else collected it.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise DriverError(
+            "unknown", "somebody else collected the process we started", transient=True
+        ) from error
+    stat = process.stat(pid)
     if stat is None:
         os.close(pidfd)
         raise DriverError("unknown", "somebody else collected the process we started", transient=True)
-    return Started(child.pid, pidfd, stat.start_ticks)
+    return Started(pid, pidfd, stat.start_ticks)
 
 
 def await_agent(pid: int, over: threading.Event, timeout_s: float, abort: Abort) -> bool:
@@ -139,7 +153,7 @@ def await_agent(pid: int, over: threading.Event, timeout_s: float, abort: Abort)
         line = process.command_line(pid)
         if over.is_set():
             return False
-        if line and _MARK not in line:
+        if line and not any(mark in line for mark in _MARKS):
             return True
         if time.monotonic() >= deadline:
             raise DriverError("timeout", f"not running {timeout_s} s after its start", transient=True)
@@ -148,7 +162,8 @@ def await_agent(pid: int, over: threading.Event, timeout_s: float, abort: Abort)
 
 def launching(pid: int) -> bool:
     """Tell whether the process has not yet become the agent."""
-    return _MARK in process.command_line(pid)
+    line = process.command_line(pid)
+    return any(mark in line for mark in _MARKS)
 
 
 def refusal(exit_code: int | None, command: str) -> DriverError | None:
