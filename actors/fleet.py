@@ -25,7 +25,7 @@ from actors.decisions.labels import NoMatch, RoutableScaler, Route, match
 from actors.decisions.resources import ResourceSpec, resolve
 from actors.decisions.vm import NoteConfigAcked
 from actors.errors import LogUnavailable, Refused
-from actors.world import Beat, Call, World, tell
+from actors.world import Call, World, tell
 from events import subjects
 from events.vm import Requested
 from projections.vm import evolve
@@ -132,7 +132,8 @@ class Fleet:
         """Note that the agent lives; False unless this session is a live machine's registered agent here."""
         if self._world.router.sessions.get(vm) != session:
             return False
-        return self._world.router.tell_vm(vm, Beat(session))
+        self._world.router.heard_s[vm] = self._world.clock.monotonic_s()
+        return True
 
     def done(self, command: AgentDone) -> None:
         """Note that the agent's job is over; a machine that is over already needs no note."""

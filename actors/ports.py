@@ -395,23 +395,3 @@ class Rows(Protocol):
             RowsUnavailable: no answer.
         """
         ...
-
-
-class RowsUnavailable(Exception):  # noqa: N818
-    """The tables do not answer. The fleet works on; projections catch up when they are back."""
-
-
-class RowsRefused(Exception):  # noqa: N818
-    """These tables are not for this fleetlog: too old a server, too new a schema, no rights. Retrying cannot help."""
-
-
-class RowRejected(Exception):  # noqa: N818
-    """The database will never take one of these rows; the message has its reason."""
-
-
-class StaleProjector(Exception):  # noqa: N818
-    """Another projector moved the checkpoint: this one must load it again before it saves."""
-
-
-class ViewHeld(Exception):  # noqa: N818
-    """Another projector works on the view, here or on another coordinator; this one stands by."""

@@ -10,18 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from actors.errors import LogUnavailable
-from actors.ports import (
-    Clock,
-    Journal,
-    RowRejected,
-    Rows,
-    RowsRefused,
-    RowsUnavailable,
-    StaleProjector,
-    Subscription,
-    ViewHeld,
-)
+from actors.errors import LogUnavailable, RowRejected, RowsRefused, RowsUnavailable, StaleProjector, ViewHeld
+from actors.ports import Clock, Journal, Rows, Subscription
 from events.codec import Malformed
 from events.envelope import Recorded
 from projections.view import AnyTable, Key, RowSet, View

@@ -11,9 +11,10 @@ from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action, action
 from actors.decisions.vm import End
 from actors.errors import Conflict, LogUnavailable, Refused
+from actors.machine import Resume
 from actors.pooled import PooledActor
 from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome, Resource
-from actors.vm import Resume, VmActor
+from actors.vm import VmActor
 from actors.world import Call, World, tell
 from events import subjects
 from events.coordinator import ConfigApplied, CoordinatorEvent, Started, Stopped

@@ -7,27 +7,27 @@ from typing import Any, NamedTuple
 from actors.aggregate import Aggregate, Proposal
 from actors.commands import RegisterAgent, Registration
 from actors.decisions.capacity import ScalerRules
-from actors.decisions.recovery import Action, action
+from actors.decisions.recovery import Action
 from actors.decisions.vm import (
     End,
     NoteDeadline,
-    NoteExit,
     NoteGone,
     NoteSilence,
     NoteSpawned,
     NoteSpawnFailed,
     NoteTeardownFailed,
     NoteTornDown,
-    StartSpawn,
     TakeUp,
     decide,
 )
-from actors.errors import DriverError, Refused
-from actors.ports import Driver, Found, NewFact, SpawnOrder
-from actors.world import Beat, Call, Enlist, InFlight, World
+from actors.errors import Refused
+from actors.machine import Machine, Resume
+from actors.ports import Found, NewFact
+from actors.world import Call, Enlist, Router, World
 from events import subjects
 from events.envelope import Recorded
 from events.vm import (
+    Condemned,
     Draining,
     Failed,
     Handle,
@@ -57,13 +57,6 @@ STOP_GRACE_S = 5.0
 """What an agent is given between being told to stop and SIGTERM reaching it by the driver."""
 
 
-class Resume(NamedTuple):
-    """The first message of every machine's actor: what to do now, and what the host showed."""
-
-    action: Action
-    found: Found | None = None
-
-
 class _Due(NamedTuple):
     what: str
 
@@ -74,12 +67,10 @@ class VmActor(Aggregate):
     def __init__(self, world: World, state: VmState) -> None:
         super().__init__(world)
         self.state = state
-        self._heard_s = world.clock.monotonic_s()
         self._suspect = False
         self._early: Call | None = None  # a registration that came before the driver had answered
         self._late_handle: Handle | None = None  # of a spawn that came up after its life was over
-        self._tearing_down = False
-        self._watched = False
+        self._machine = Machine(world, world.drivers[state.slot], state.id)
         self._anchor(world.clock.now())
 
     # Decisions.
@@ -124,10 +115,8 @@ class VmActor(Aggregate):
                 self._tear_down()
             case NoteSpawnFailed() if self.state.ended:
                 self._tear_down()
-            case RegisterAgent() if self.state.phase == "registered":
-                self._heard()
             case NoteTornDown() | NoteTeardownFailed():
-                self._tearing_down = False
+                self._machine.tearing_down = False
             case _:
                 pass
 
@@ -163,13 +152,10 @@ class VmActor(Aggregate):
     # Messages that are no commands.
 
     def receive(self, message: Any) -> None:
-        """Handle what only this actor knows: how to go on, beats, and timers."""
+        """Handle what only this actor knows: how to go on, and timers."""
         match message:
             case Resume(action=what, found=found):
                 self._resume(what, found)
-            case Beat(session=session):
-                if session == self.state.session:
-                    self._heard()
             case _Due(what="deadline"):
                 self._tell_self(NoteDeadline(now=self._now()))
                 self._arm_deadline(at_least_s=DEADLINE_AGAIN_S)
@@ -178,6 +164,8 @@ class VmActor(Aggregate):
                     self._enlist()
             case _Due(what="silence"):
                 self._look_for_silence()
+            case _Due(what="inspect"):
+                self._inspect()
             case _Due(what="teardown"):
                 self._tear_down()
             case _Due(what="spawn-hangs"):
@@ -187,6 +175,7 @@ class VmActor(Aggregate):
 
     def _resume(self, what: Action, found: Found | None) -> None:
         self._arm_deadline()
+        self._carry_out_verdict()
         match what:
             case "wait-turn" if self.state.phase != "requested":
                 pass  # a scaler's actor started again and asks who waits; this one does not
@@ -205,7 +194,7 @@ class VmActor(Aggregate):
                 self._tear_down()
             case "ask-again":
                 self._listen()
-                self.world.timers.set(self._key("inspect"), ASK_AGAIN_S, self._inspect)
+                self._set_timer("inspect", ASK_AGAIN_S)
             case "nothing" | "report":
                 pass
 
@@ -234,18 +223,20 @@ class VmActor(Aggregate):
                 self._arm_deadline()
                 self._spawn()
             case Spawned(handle=handle):
-                self._watch(handle)
+                self._machine.watch(self.state, handle)
                 self._arm_deadline()
                 self._answer_early()
             case TakenUp():
                 if self.state.handle is not None:
-                    self._watch(self.state.handle)
+                    self._machine.watch(self.state, self.state.handle)
                 self._listen()
             case Registered():
                 self.world.timers.cancel(self._key("deadline"))
                 self._listen()
             case Draining(reason=reason) | Failed(reason=reason):
                 self._end_work(reason)
+            case Condemned():
+                self._carry_out_verdict()
             case TeardownFailed(retry_in_s=retry_in_s):
                 self._set_timer("teardown", retry_in_s)
             case Reaped():
@@ -253,9 +244,16 @@ class VmActor(Aggregate):
             case _:
                 pass
 
+    def _carry_out_verdict(self) -> None:
+        """End a machine that somebody condemned; who has the duty does it, whoever judged."""
+        verdict = self.state.condemned
+        if verdict is not None and not self.state.ended:
+            self._tell_self(End(reason=verdict, detail=f"condemned by {self.state.condemned_by}"))
+
     def _end_work(self, reason: str) -> None:
         """Stop what runs for a life that is over, and take the machine down."""
         self.world.router.sessions.pop(self.state.id, None)
+        self.world.router.heard_s.pop(self.state.id, None)
         for timer in ("deadline", "silence", "inspect", "turn"):
             self.world.timers.cancel(self._key(timer))
         self._answer_early()
@@ -268,24 +266,14 @@ class VmActor(Aggregate):
             self.world.timers.cancel(self._key(timer))
         router = self.world.router
         router.vms.pop(self.state.id, None)
+        router.heard_s.pop(self.state.id, None)
         router.slots.pop(self.state.id, None)
         self.stop()
 
     def _spawn(self) -> None:
-        world, state, driver = self.world, self.state, self.driver
-        assert state.id not in world.in_flight, f"{state.id} is being spawned already"
-        flight = InFlight(abort=world.new_abort())
-        world.in_flight[state.id] = flight
-
-        def spawn() -> None:
-            outcome = _spawn(world, driver, state, flight)
-            del world.in_flight[state.id]
-            world.router.tell_vm(state.id, Call(outcome, cause=f"{subjects.vm(state.id)}:{state.version}"))
-
         try:
-            world.spawns.submit(spawn)
+            self._machine.spawn(self.state)
         except Refused as refused:
-            del world.in_flight[state.id]
             self._tell_self(NoteSpawnFailed(kind="exhausted", detail=str(refused), transient=True))
 
     def _tear_down(self, *, beside_spawn: bool = False) -> None:
@@ -293,52 +281,24 @@ class VmActor(Aggregate):
 
         A spawn that was called off ends by itself soon; tearing down beside it could miss what it makes last.
         """
-        world, state, driver = self.world, self.state, self.driver
-        if self._tearing_down or state.phase not in ("draining", "failed"):
+        if self._machine.tearing_down or self.state.phase not in ("draining", "failed"):
             return
-        flight = world.in_flight.get(state.id)
+        flight = self._machine.flight
         if flight is not None and not beside_spawn:
             flight.abort.set()
             self._set_timer("spawn-hangs", ABORT_GRACE_S)
             return
         self.world.timers.cancel(self._key("spawn-hangs"))
-        handle = state.handle or self._late_handle
-
-        def tear_down() -> None:
-            outcome = _tear_down(world, driver, state, handle)
-            world.router.tell_vm(state.id, Call(outcome, cause=f"{subjects.vm(state.id)}:{state.version}"))
-
-        self._tearing_down = True
         try:
-            world.teardowns.submit(tear_down)
+            self._machine.tear_down(self.state, self.state.handle or self._late_handle)
         except Refused:
-            self._tearing_down = False
             self._set_timer("teardown", ASK_AGAIN_S)
 
-    def _watch(self, handle: Handle) -> None:
-        if self._watched:
-            return
-        self._watched = True
-        router, vm = self.world.router, self.state.id
-
-        def ended(exit_: Any) -> None:
-            router.tell_vm(vm, Call(NoteExit(exit_code=exit_.exit_code, detail=exit_.detail), cause="host"))
-
-        self.driver.watch(vm, self.state.placement, handle, ended)
-
     def _inspect(self) -> None:
-        """Ask the host again, off the actor's thread."""
-        world, driver, state, ref = self.world, self.driver, self.state, self.actor_ref
-
-        def look() -> None:
-            found = driver.inspect(state.id, state.placement, state.handle)
-            if world.router.vms.get(state.id) is ref:
-                world.router.tell_vm(state.id, Resume(action(state, found, world.site.boot_id), found))
-
         try:
-            world.reads.submit(look)
+            self._machine.inspect(self.state)
         except Refused:
-            world.timers.set(self._key("inspect"), ASK_AGAIN_S, self._inspect)
+            self._set_timer("inspect", ASK_AGAIN_S)
 
     # Time.
 
@@ -354,15 +314,12 @@ class VmActor(Aggregate):
         if due is not None and self.state.phase in ("starting", "spawned"):
             self._set_timer("deadline", max((due - self._now()).total_seconds() + 0.01, at_least_s))
 
-    def _heard(self) -> None:
-        self._heard_s = self.world.clock.monotonic_s()
-        self._suspect = False
-
     def _listen(self) -> None:
         """Expect the registered agent's beats from now on."""
         if self.state.phase == "registered" and self.state.session is not None:
             self.world.router.sessions[self.state.id] = self.state.session
-            self._heard()
+            self.world.router.heard_s[self.state.id] = self.world.clock.monotonic_s()
+            self._suspect = False
             self._arm_silence(self.rules.heartbeat_grace_s)
 
     def _arm_silence(self, delay_s: float) -> None:
@@ -377,7 +334,8 @@ class VmActor(Aggregate):
         if self.state.phase != "registered":
             return
         grace_s, now_s = self.rules.heartbeat_grace_s, self.world.clock.monotonic_s()
-        since_s = max(self._heard_s, self.world.link_up_since_s())
+        heard_s = self.world.router.heard_s.get(self.state.id, now_s)
+        since_s = max(heard_s, self.world.link_up_since_s())
         silent_s = now_s - since_s
         if silent_s <= grace_s:
             self._suspect = False
@@ -396,17 +354,12 @@ class VmActor(Aggregate):
         """The rules of its scaler."""
         return self.world.rules[self.state.slot]
 
-    @property
-    def driver(self) -> Driver:
-        """The driver of its scaler."""
-        return self.world.drivers[self.state.slot]
-
     def _key(self, what: str) -> str:
         return f"{self.state.id}:{what}"
 
     def _set_timer(self, what: str, delay_s: float) -> None:
         router, vm = self.world.router, self.state.id
-        self.world.timers.set(self._key(what), delay_s, lambda: _tell(router, vm, _Due(what)))
+        self.world.timers.set(self._key(what), delay_s, lambda: _wake(router, vm, what))
 
     def _tell_self(self, command: Any) -> None:
         cause = f"{subjects.vm(self.state.id)}:{self.state.version}"
@@ -419,50 +372,5 @@ class VmActor(Aggregate):
             self.actor_ref.tell(early)
 
 
-def _tell(router: Any, vm: str, message: Any) -> None:
-    router.tell_vm(vm, message)
-
-
-def _spawn(world: World, driver: Driver, state: VmState, flight: InFlight) -> NoteSpawned | NoteSpawnFailed:
-    """Bring a machine up, in the effects pool. Every way out is a command."""
-    world.crash.reach("spawn:before")
-    try:
-        order = SpawnOrder(
-            vm=state.id,
-            scaler=state.scaler,
-            labels=state.labels,
-            placement=state.placement,
-            environment=world.access[state.slot].environment(state.id, state.agent_labels or state.labels),
-            limits=state.limits,
-        )
-        handle = driver.spawn(order, flight.abort)
-    except DriverError as error:
-        return NoteSpawnFailed.of(error)
-    except Refused as refused:
-        return NoteSpawnFailed(kind="refused", detail=str(refused), transient=False)
-    except Exception as error:
-        logger.exception("the driver broke while it spawned %s", state.id)
-        return NoteSpawnFailed(kind="unknown", detail=f"{type(error).__name__}: {error}", transient=True)
-    finally:
-        world.crash.reach("spawn:after")
-    return NoteSpawned(handle=handle)
-
-
-def _tear_down(
-    world: World, driver: Driver, state: VmState, handle: Handle | None
-) -> NoteTornDown | NoteTeardownFailed:
-    """Take a machine down, in the effects pool. Every way out is a command."""
-    world.crash.reach("teardown:before")
-    try:
-        evidence = driver.destroy(state.id, state.placement, handle, world.new_abort())
-    except DriverError as error:
-        return NoteTeardownFailed(detail=f"{error.kind}: {error}")
-    except Exception as error:
-        logger.exception("the driver broke while it tore down %s", state.id)
-        return NoteTeardownFailed(detail=f"{type(error).__name__}: {error}")
-    finally:
-        world.crash.reach("teardown:after")
-    return NoteTornDown(evidence=evidence)
-
-
-__all__ = ["End", "Resume", "StartSpawn", "VmActor"]
+def _wake(router: Router, vm: str, what: str) -> None:
+    router.tell_vm(vm, _Due(what))

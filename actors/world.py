@@ -51,12 +51,6 @@ class Enlist(NamedTuple):
     vm: str
 
 
-class Beat(NamedTuple):
-    """An agent was heard."""
-
-    session: str
-
-
 @dataclass
 class InFlight:
     """A spawn that runs in the effects pool now: at most one per machine, whatever becomes of its actor."""
@@ -74,6 +68,9 @@ class Router:
         self.vms: dict[str, ActorRef[Any]] = {}
         self.slots: dict[str, str] = {}  # vm -> backend aggregate
         self.sessions: dict[str, str] = {}  # vm -> its registered agent's session, while the life lasts
+        self.heard_s: dict[
+            str, float
+        ] = {}  # vm -> when its agent was last heard; no mailbox an agent could fill
         self.backends: dict[str, ActorRef[Any]] = {}  # backend aggregate -> actor
         self.allocator: ActorRef[Any] | None = None
         self.observers: list[Callable[[Recorded], None]] = []
@@ -88,6 +85,14 @@ class Router:
         """Tell the scaler's actor; False when it has none here."""
         ref = self.backends.get(slot)
         return ref is not None and tell(ref, message)
+
+    def foreign(self, fact: Recorded) -> None:
+        """Tell whoever holds the fact's aggregate here of a fact that another process appended."""
+        kind, _, rest = fact.aggregate.partition(".")
+        if kind == "vm":
+            self.tell_vm(rest, Observed(fact))  # which tells the others once it has applied it
+        elif kind == "backend":
+            self.publish((fact,), None)
 
     def publish(self, facts: Iterable[Recorded], by: ActorRef[Any] | None) -> None:
         """Tell everybody whose state these facts change, except the actor that appended and applied them."""

@@ -23,6 +23,7 @@ from actors.supervisor import Supervisor
 from actors.world import Router, World
 from events import subjects
 from events.coordinator import ConfigApplied, Started
+from events.envelope import Recorded
 from infra.agent.access import NatsAgentAccess
 from infra.agent.door import AgentDoor
 from infra.api.door import ApiDoor, Knowledge
@@ -120,6 +121,7 @@ class Coordinator:
         self.watch = Watch(self, booted.state.vms.values())
         self.unaccounted = self.supervisor.boot(self._load(booted), self._applied(), self._started())
         self._say_booted(booted)
+        self._follow_others(booted.state.last_sequence)
         self._open_doors()
         self._start_projectors()
         self._show()
@@ -265,6 +267,16 @@ class Coordinator:
             logger.warning(
                 "not accounted for, left alone: %s %s %s", resource.kind, resource.name, resource.detail
             )
+
+    def _follow_others(self, after: int) -> None:
+        """Hand facts that other processes append to the actors concerned."""
+        own = self.site.coordinator
+
+        def deliver(fact: Recorded) -> None:
+            if fact.writer != own:
+                self.router.foreign(fact)
+
+        self._closers.callback(self.journal.follow(after, deliver).stop)
 
     def _open_doors(self) -> None:
         access = next(iter(self.access.values()), None) or self._access(self.servers.address.url)

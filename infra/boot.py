@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from actors.ports import Journal, RowsRefused, RowsUnavailable
+from actors.errors import RowsUnavailable
+from actors.ports import Journal
 from projections.boot import FleetState, fold_fleet
 from projections.vm import BrokenLog
 
@@ -40,6 +41,7 @@ def boot(journal: Journal, tables: BootTables | None) -> Booted:
         BrokenLog: the log lost facts; also when the tables are ahead of it. Nothing may be decided on it.
         UnknownFact: the log has a fact of a newer fleetlog.
         LogUnavailable: no answer.
+        RowsRefused: the tables are not for this fleetlog: waiting would not help, so starting must not hide it.
     """
     began = monotonic()
     base, reason = _from_tables(tables)
@@ -68,6 +70,6 @@ def _from_tables(tables: BootTables | None) -> tuple[FleetState | None, str]:
         return None, "there are no tables"
     try:
         base = tables.boot_state()
-    except (RowsUnavailable, RowsRefused) as error:
+    except RowsUnavailable as error:
         return None, str(error)
     return base, "" if base is not None else "the tables are empty, or of another version"

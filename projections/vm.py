@@ -69,6 +69,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     exit_code: int | None = None
     condemned: Reason | None = None
+    condemned_by: str = ""
     teardown_tries: int = 0
     teardown_retry_at: datetime | None = None
     taken_up: int = 0
@@ -102,7 +103,7 @@ def evolve(state: VmState | None, event: VmEvent, fact: Recorded) -> VmState:
         return _begin(event, fact)
     if fact.version != state.version + 1:
         raise BrokenLog(f"{fact.id} at sequence {fact.sequence} follows version {state.version}")
-    changes = _changes(state, event, fact.at)
+    changes = _changes(state, event, fact.at, fact.writer)
     return msgspec.structs.replace(
         state, version=fact.version, sequence=fact.sequence, changed_at=fact.at, **changes
     )
@@ -137,7 +138,7 @@ def _begin(event: Requested, fact: Recorded) -> VmState:
     )
 
 
-def _changes(state: VmState, event: VmEvent, at: datetime) -> dict[str, Any]:
+def _changes(state: VmState, event: VmEvent, at: datetime, writer: str) -> dict[str, Any]:
     match event:
         case Requested():
             raise BrokenLog(f"vm.{state.id} is requested a second time")
@@ -172,7 +173,7 @@ def _changes(state: VmState, event: VmEvent, at: datetime) -> dict[str, Any]:
         case Adopted(owner=owner):
             return {"owner": owner}
         case Condemned(reason=reason):
-            return {"condemned": reason}
+            return {"condemned": reason, "condemned_by": writer}
         case Spared():
             return {}
 

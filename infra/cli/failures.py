@@ -1,7 +1,15 @@
 """Which trouble is which: every expected failure's exit code and name; all else is a bug."""
 
-from actors.errors import Conflict, DriverError, LogFull, LogUnavailable, Refused
-from actors.ports import RowRejected, RowsRefused, RowsUnavailable
+from actors.errors import (
+    Conflict,
+    DriverError,
+    LogFull,
+    LogUnavailable,
+    Refused,
+    RowRejected,
+    RowsRefused,
+    RowsUnavailable,
+)
 from events.codec import Malformed
 from infra.api.client import ApiRefused, NoCoordinator
 from infra.cli.exits import CliError, ExitCode

@@ -6,8 +6,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from actors.errors import LogUnavailable
-from actors.ports import RowsRefused, RowsUnavailable
+from actors.errors import LogUnavailable, RowsRefused, RowsUnavailable
 from events import subjects
 from events.codec import AnyEvent
 from events.envelope import Recorded

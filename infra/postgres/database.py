@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import TextLoader
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from actors.ports import RowRejected, RowsRefused, RowsUnavailable
+from actors.errors import RowRejected, RowsRefused, RowsUnavailable
 from events.subjects import checked
 from infra.postgres.migrations import migrate
 

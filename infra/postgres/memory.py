@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from actors.ports import RowRejected, RowsRefused, RowsUnavailable, StaleProjector, ViewHeld
+from actors.errors import RowRejected, RowsRefused, RowsUnavailable, StaleProjector, ViewHeld
 from infra.postgres.columns import codec_of
 from projections.view import AnyTable, Changes, Key, View
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from actors.ports import RowsRefused
+from actors.errors import RowsRefused
 
 OLDEST_SERVER = 14
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from psycopg import sql
 
-from actors.ports import RowsRefused, StaleProjector, ViewHeld
+from actors.errors import RowsRefused, StaleProjector, ViewHeld
 from infra.postgres.columns import codec_of
 from infra.postgres.database import Connection, Database, literal
 from projections.view import AnyTable, Changes, Key, View

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.ports import RowRejected, Rows, RowsUnavailable, StaleProjector
+from actors.errors import RowRejected, RowsUnavailable, StaleProjector
+from actors.ports import Rows
 from actors.projector import ProjectorStatus
 from infra.postgres.memory import MemoryRows
 from infra.verify import verify_tables

@@ -6,7 +6,8 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from actors.ports import RowRejected, Rows, RowsRefused, StaleProjector, ViewHeld
+from actors.errors import RowRejected, RowsRefused, StaleProjector, ViewHeld
+from actors.ports import Rows
 from events.envelope import Recorded
 from infra.postgres.database import Database
 from infra.postgres.memory import MemoryRows

@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 import pytest
 
-from actors.ports import RowsUnavailable
+from actors.errors import RowsUnavailable
 from actors.projector import Projector, ProjectorOptions
 from infra.boot import boot
 from infra.embedded.postgres_server import EmbeddedPostgres

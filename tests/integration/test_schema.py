@@ -5,7 +5,7 @@ import threading
 import psycopg
 import pytest
 
-from actors.ports import RowsRefused, RowsUnavailable
+from actors.errors import RowsRefused, RowsUnavailable
 from infra.postgres.columns import codec_of
 from infra.postgres.database import IDENTIFIER_BYTES_MAX, Database, place_of, schema_of
 from infra.postgres.migrations import check_server, migrate, migrations

@@ -23,7 +23,7 @@ from actors.errors import Refused
 from actors.fleet import Fleet, Routing
 from actors.pooled import ActorPool
 from actors.supervisor import Supervisor
-from actors.world import Beat, Call, World, tell
+from actors.world import Call, World, tell
 from events import subjects
 from events.coordinator import ConfigApplied, Started
 from events.vm import Spawned
@@ -322,7 +322,7 @@ class Simulation:
 
     def beat(self, vm: str) -> None:
         """Let the agent beat."""
-        self.world.router.tell_vm(vm, Beat(f"session-of-{vm}"))
+        self.fleet.beat(vm, f"session-of-{vm}")
 
     def remove(self, vm: str, *, force: bool) -> list[Any]:
         """Let an operator remove the machine."""

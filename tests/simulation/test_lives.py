@@ -7,8 +7,9 @@ import pytest
 
 from actors.commands import Demand
 from actors.errors import DriverError
-from actors.ports import Exit
+from actors.ports import Decision, Exit, NewFact
 from actors.world import Call, tell
+from events.vm import Condemned
 from infra.drivers.scripted import Script
 from tests.simulation.harness import SCALERS, Simulation, refused
 
@@ -268,6 +269,59 @@ def test_a_host_that_rebooted_has_lost_its_machines_and_says_so() -> None:
     simulation.settle()
     facts = {f.tag: f.event for f in simulation.journal.read(f"vm.{vm}")}
     assert facts["vm.failed"].reason == "host-rebooted"
+    simulation.check_nothing_left()
+
+
+def test_a_verdict_another_process_appended_is_carried_out_by_who_has_the_duty() -> None:
+    simulation = Simulation(12)
+    simulation.demand("small")
+    simulation.settle()
+    (vm,) = simulation.running()
+    last = simulation.journal.read(f"vm.{vm}")[-1]
+    verdict = NewFact(
+        aggregate=f"vm.{vm}",
+        version=last.version + 1,
+        expected_sequence=last.sequence,
+        event=Condemned(reason="operator", evidence="asked at another front door"),
+    )
+    decision = Decision(
+        attempt="f" * 32,
+        at=simulation.clock.now(),
+        writer="c2",
+        cause="operator:x",
+        correlation="x",
+        facts=(verdict,),
+    )
+    simulation.journal.append(decision, lambda _: None)
+    simulation.world.router.foreign(simulation.journal.read(f"vm.{vm}")[-1])
+    simulation.settle()
+    simulation.check_nothing_left()
+    assert simulation.journal.read(f"vm.{vm}")[-1].event.reason == "operator"
+
+
+def test_a_verdict_is_carried_out_after_a_restart_too() -> None:
+    simulation = Simulation(13)
+    simulation.demand("small")
+    simulation.settle()
+    (vm,) = simulation.running()
+    last = simulation.journal.read(f"vm.{vm}")[-1]
+    verdict = NewFact(
+        aggregate=f"vm.{vm}",
+        version=last.version + 1,
+        expected_sequence=last.sequence,
+        event=Condemned(reason="operator", evidence="asked while its coordinator was down"),
+    )
+    decision = Decision(
+        attempt="f" * 32,
+        at=simulation.clock.now(),
+        writer="c2",
+        cause="operator:x",
+        correlation="x",
+        facts=(verdict,),
+    )
+    simulation.journal.append(decision, lambda _: None)
+    simulation.crash()
+    simulation.settle()
     simulation.check_nothing_left()
 
 
