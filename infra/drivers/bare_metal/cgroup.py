@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from infra.drivers.bare_metal.mountinfo import mounted
+
 POLL_S = 0.05
 
 
@@ -34,16 +36,11 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
 def mounts(kind: str) -> tuple[Mount, ...]:
     """Return the mounted hierarchies of this kind, `cgroup2` or `cgroup` (v1), in mount order."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        fields, (file_system, _, options, *_) = before.split(" "), [*after.split(" "), "", ""]
-        if file_system == kind and ".." not in fields[3]:
-            point = fields[4].encode().decode("unicode_escape")
-            found.append(
-                Mount(point=Path(point), root=fields[3], kind=kind, controllers=frozenset(options.split(",")))
-            )
-    return tuple(found)
+    return tuple(
+        Mount(point=Path(each.point), root=each.root, kind=kind, controllers=each.options)
+        for each in mounted()
+        if each.file_system == kind and ".." not in each.root
+    )
 
 
 def own_path() -> str | None:

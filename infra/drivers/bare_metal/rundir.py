@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from infra.drivers.bare_metal.mountinfo import mounted
+
 MARK = "mark.json"
 _COPY_BYTES = 65_536
 
@@ -125,11 +127,7 @@ class RunDirectory:
 def mounts_below(directory: Path) -> list[str]:
     """Return the mount points in a directory: an agent may have made some, and files behind them are not ours."""
     prefix = f"{directory.resolve()}/"
-    points = [
-        line.split(" ")[4].encode().decode("unicode_escape")
-        for line in Path("/proc/self/mountinfo").read_text().splitlines()
-    ]
-    return [point for point in points if point.startswith(prefix)]
+    return [each.point for each in mounted() if each.point.startswith(prefix)]
 
 
 def replace_file(path: Path, content: bytes) -> None:
