@@ -75,9 +75,8 @@ class Watch:
         Raises:
             AddressRefused: the address cannot be listened on.
         """
-        address = self._http.start()
-        self._sampler.start()
-        return address
+        self._sampler.start()  # first, so that no health check comes before the first figures
+        return self._http.start()
 
     def stop(self) -> None:
         """End both. Repeatable."""

@@ -63,9 +63,10 @@ class _Pages:
         """Answer all metrics, in OpenMetrics for whoever accepts that."""
         try:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except ValueError:  # a version that is none
-            encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
-        return Response(encode(self._registry), headers={**_HEADERS, "Content-Type": content_type})
+            text = encode(self._registry)
+        except (TypeError, ValueError):  # it asks for a version that is none
+            text, content_type = generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        return Response(text, headers={**_HEADERS, "Content-Type": content_type})
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """Answer what is not there, or not for this method."""

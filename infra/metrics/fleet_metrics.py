@@ -73,7 +73,7 @@ class FleetMetrics(Collector):
         self._coordinator = coordinator
         self._stale_after_s = stale_after_s
         self._lock = threading.Lock()
-        self._lives = lives or Lives()
+        self._lives = Lives() if lives is None else lives
         self._tally = Tally(SPAWN_BUCKETS_S)
         self._failures: tuple[FailureRow, ...] = ()
         self._published: dict[str, tuple[float, dict[Series, float]] | None] = {}

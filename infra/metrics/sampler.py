@@ -13,6 +13,9 @@ _log = logging.getLogger("fleetlog.metrics")
 
 PERIOD_S = 2.0
 
+FIRST_S = 2.0
+"""A health check that comes before the first answers would call a sound coordinator degraded."""
+
 T = TypeVar("T")
 
 
@@ -83,18 +86,25 @@ class Sampler:
         self._publisher = publisher
         self._period_s = period_s
         self._stopping = threading.Event()
+        self._asked = threading.Semaphore(0)  # released once by each source
         self._sources = tuple(sources)
         self._threads = [
             threading.Thread(target=self._run, args=(source,), name=f"sample {source.name}", daemon=True)
             for source in sources
         ]
 
-    def start(self) -> None:
-        """Begin, once; until its first answer each source is down."""
+    def start(self, first_s: float = FIRST_S) -> None:
+        """Begin, once, and return when every source has answered or failed, at most after `first_s` seconds.
+
+        Until its first answer a source is down.
+        """
         for source in self._sources:
             self._publisher.publish(source.name, None)
         for thread in self._threads:
             thread.start()
+        deadline_s = time.monotonic() + first_s
+        for _ in self._sources:
+            self._asked.acquire(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """End; return whether all threads did within `timeout_s`. One that waits for its source dies with the process.
@@ -109,6 +119,7 @@ class Sampler:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, source: Source[Any]) -> None:
-        while not self._stopping.is_set():
+        source.sample(self._publisher)
+        self._asked.release()
+        while not self._stopping.wait(self._period_s):
             source.sample(self._publisher)
-            self._stopping.wait(self._period_s)
