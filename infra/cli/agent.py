@@ -89,7 +89,7 @@ def show_agents(out: Output, found: Agents, now: datetime, *, wide: bool = False
             Column(title="SCALER"),
             Column(title="AGE", right=True, whole=True),
             Column(title="JOB"),
-            *([Column(title="REASON")] if ended else []),
+            *([Column(title="REASON", whole=True)] if ended else []),
             *([Column(title=title) for title in ("COORDINATOR", "HOST", "RUN", "LABELS")] if wide else []),
         ]
         out.table(columns, [_cells(row, now, ended=ended, wide=wide) for row in found.rows])

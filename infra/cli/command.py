@@ -29,7 +29,8 @@ class LateGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every name, in the order they were declared."""
-        return [*self.late, *(name for name in super().list_commands(ctx) if name not in self.late)]
+        del ctx
+        return [*self.late, *(name for name in self.commands if name not in self.late)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command."""

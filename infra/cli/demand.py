@@ -162,8 +162,8 @@ def await_agents(session: Session, answer: DemandAnswer, after: int, timeout_s: 
         raise CliError(
             ExitCode.TIMEOUT,
             "timeout",
-            f"{len(open_vms)} of {len(open_vms) + len(fates)} agents neither registered nor ended within "
-            f"{age(timeout_s)}: {', '.join(list(open_vms)[:5])}; `fleetlog agent describe` shows how far they are",
+            f"neither registered nor ended within {age(timeout_s)}: {len(open_vms)} of {len(open_vms) + len(fates)}, "
+            f"{', '.join(list(open_vms)[:5])}; `fleetlog agent describe` shows how far they are",
         )
     return tuple(fates)
 
@@ -174,11 +174,15 @@ def _follow(
     console = Console(stderr=True)
     silent = session.out.as_json or not console.is_terminal
     with LiveFacts(session.journal.follow, after) as facts:
-        shown = nullcontext() if silent else console.status(f"waiting for {left()} agents")
+        shown = nullcontext() if silent else console.status(_waiting(left()))
         with shown as status:
             while left() and (wait_s := deadline - time.monotonic()) > 0:
                 fact = facts.next(min(_LOOK_S, wait_s))
                 if fact is not None:
                     look(fact)
                     if status is not None:
-                        status.update(f"waiting for {left()} agents")
+                        status.update(_waiting(left()))
+
+
+def _waiting(count: int) -> str:
+    return f"waiting for {count} agent{'' if count == 1 else 's'}"

@@ -1,5 +1,6 @@
 """`fleetlog doctor`: looks at servers, log, tables, coordinators and host, and says what to do."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,12 @@ from infra.cli.out import Column
 from infra.cli.reading import running_coordinators
 from infra.cli.session import Session
 from infra.config.load import check as check_config
-from infra.doctor.check import Check, fail, warn
+from infra.doctor.check import Check, fail, good, warn
 from infra.doctor.coordinators import check_coordinators
 from infra.doctor.host import check_cgroups, check_disk, check_programs
 from infra.doctor.log import check_log
 from infra.doctor.tables import check_tables
+from infra.drivers.bare_metal.cgroup import mounts, own_path
 
 _file = click.Path(path_type=Path)
 
@@ -64,11 +66,11 @@ def _checks(session: Session, config_file: Path | None, config_dir: Path | None)
             with suppress(LogUnavailable):
                 end = session.journal.headroom().last_sequence
     if session.dsn is None:
-        yield warn("postgres", "none is known here", "give --postgres to look at it; the fleet needs none")
+        yield good("postgres", "not looked at: none is known here (--postgres)")
     else:
         yield from check_tables(session.database, end)
     yield check_disk(session.settings.data_directory)
-    yield check_cgroups()
+    yield check_cgroups(mounts("cgroup2"), own_path(), root=os.geteuid() == 0)
     if config_file is not None:
         report = check_config(config_file, config_dir)
         yield from (

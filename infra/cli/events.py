@@ -14,7 +14,7 @@ from infra.cli.kinds import AGENT_ID, NAME, WHEN, WHEN_FORM
 from infra.cli.live import LiveFacts
 from infra.cli.session import Session
 from infra.cli.story import fact_json, said
-from infra.cli.text import When, moment, safe
+from infra.cli.text import When, clock_time, moment, safe
 
 _LAST = 100
 _LOOK_S = 0.2
@@ -141,5 +141,7 @@ def show(session: Session, fact: Recorded) -> None:
         return
     cause = f"  ({fact.cause})" if fact.cause else ""
     about = fact.aggregate.partition(".")[2]
-    text = f"{fact.sequence:>7}  {moment(fact.at)}  {fact.tag:<20}  {about}  {said(fact)}{cause}"
+    # A person reads down the time of day, and line breaks cost more than dates; pipes get all of it.
+    at = clock_time(fact.at) if out.terminal else moment(fact.at)
+    text = f"{fact.sequence:>6}  {at}  {fact.tag:<20}  {about}  {said(fact)}{cause}"
     out.line(safe(text))

@@ -62,7 +62,7 @@ def list_scalers(session: Session) -> None:
         out.document({"scalers": lines})
         return
     if not lines:
-        out.line("no scalers: no coordinator ever applied a configuration with one")
+        out.line("no scalers: no coordinator runs that has one")
         return
     several = len({line.coordinator for line in lines}) > 1
     columns = [

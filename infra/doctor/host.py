@@ -2,16 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infra.config.bare_metal import BareMetalLabelSet
 from infra.config.fleet import FleetConfig
 from infra.doctor.check import Check, fail, good, warn
+from infra.drivers.bare_metal.cgroup import Mount
 
 _DISK_WARN_BYTES = 2 << 30
 _DISK_FAIL_BYTES = 200 << 20
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_disk(directory: Path) -> Check:
@@ -32,15 +32,18 @@ def check_disk(directory: Path) -> Check:
     return good("disk", detail)
 
 
-def check_cgroups(root: Path = _CGROUPS) -> Check:
-    """Look whether agents on this host can have a cgroup v2 of their own."""
-    own = next((place for place in (root, root / "unified") if (place / "cgroup.controllers").exists()), None)
-    todo = "without one only the process group is ended for sure; mount cgroup v2 writable, or run as root"
-    if own is None:
-        return warn("cgroups", f"no cgroup v2 at {root}", todo)
-    if not os.access(own, os.W_OK):
-        return warn("cgroups", f"cgroup v2 at {own} cannot be written by us", todo)
-    return good("cgroups", f"v2 at {own}, writable")
+def check_cgroups(found: Sequence[Mount], own: str | None, *, root: bool) -> Check:
+    """Tell whether agents on this host can have a cgroup v2 of their own; `own` is our place in the hierarchy."""
+    todo = "run as root, or let systemd delegate with `Delegate=yes`: else only the process group is ended for sure"
+    for mount in found:
+        place = mount.at(mount.root if root else own or "")
+        if place is not None and os.access(place, os.W_OK):
+            return good("cgroups", f"v2 at {place}, writable")
+    if root and not found:
+        return good("cgroups", "no v2 is mounted; a coordinator that runs as root mounts one of its own")
+    if not found:
+        return warn("cgroups", "no cgroup v2 is mounted, and only root can mount one", todo)
+    return warn("cgroups", f"v2 at {found[0].point}, and we may not write to our place in it", todo)
 
 
 def check_programs(config: FleetConfig) -> Iterator[Check]:

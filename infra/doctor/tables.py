@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from actors.ports import RowsRefused, RowsUnavailable
+from actors.errors import RowsRefused, RowsUnavailable
 from infra.doctor.check import Check, fail, good, warn
 from infra.postgres.database import Database
 from infra.postgres.queries import Queries
