@@ -1,0 +1,59 @@
+"""`python -m tests.benchmarks [NAME ...]`: measure, say how it goes on stderr, and print one table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from tests.benchmarks.figures import Figure, table
+from tests.benchmarks.stage import FULL, QUICK, Stage, say
+
+NAMES = ("append", "replay", "boot", "demand", "memory")
+
+
+def main() -> int:
+    """Run what was named, or all; the exit code is 0 also when a target is missed: the table says so."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} (all)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="small numbers, to see that it works: no figures to quote"
+    )
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="fleetlog-bench-") as root:
+        Path(root).chmod(0o755)  # PostgreSQL runs as a user of its own, who must get through
+        stage = Stage(Path(root), QUICK if options.quick else FULL)
+        for name in options.names or NAMES:
+            began = time.monotonic()
+            say(f"{name}: begins; load {os.getloadavg()[0]:.2f}")
+            module = importlib.import_module(f"tests.benchmarks.{name}")
+            figures += module.measure(stage)
+            say(f"{name}: done in {time.monotonic() - began:.0f} s")
+    sys.stdout.write(f"{_machine()}\n\n{table(figures)}\n")
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+    return 0
+
+
+def _machine() -> str:
+    cores = os.cpu_count()
+    system = platform.uname()
+    return f"{cores} cores, {system.system} {system.release} {system.machine}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
