@@ -69,7 +69,7 @@ class Subscription:
 class NatsConnection:
     """Connected to NATS, and kept so: whatever happens to the server, it is back as soon as the server is.
 
-    Thread-safe; every call blocks, within a time. Not to be called from the callbacks' event loop, of which no
+    A silent server is given up after two to three `ping_interval_s`. Thread-safe; every call blocks, within a time. Not to be called from the callbacks' event loop, of which no
     caller ever sees anything.
 
     Raises:
@@ -78,12 +78,19 @@ class NatsConnection:
     """
 
     def __init__(
-        self, address: NatsAddress, *, name: str, timeout_s: float = 5.0, inbox_prefix: str = "_INBOX"
+        self,
+        address: NatsAddress,
+        *,
+        name: str,
+        timeout_s: float = 5.0,
+        ping_interval_s: float = 5.0,
+        inbox_prefix: str = "_INBOX",
     ) -> None:
         self.address = address
         self._name = name
         self._inbox_prefix = inbox_prefix
         self._timeout_s = timeout_s
+        self._ping_interval_s = ping_interval_s
         # Refusals are told apart here: nats-py would try again for ever and report them to a callback only.
         try:
             with Wire(address, name=f"{name} (probe)", timeout_s=timeout_s):
@@ -314,7 +321,7 @@ class NatsConnection:
             "pending_size": -1,
             "max_reconnect_attempts": -1,
             "reconnect_time_wait": _RECONNECT_WAIT_S,
-            "ping_interval": 5,
+            "ping_interval": self._ping_interval_s,
             "max_outstanding_pings": 2,
             "connect_timeout": 2,
         }

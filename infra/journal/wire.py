@@ -28,7 +28,7 @@ _FIRST_H = ord("H")
 _FIRST_M = ord("M")
 
 
-class WireLost(Exception):  # noqa: N818 - a state of the connection
+class WireLost(LogUnavailable):
     """The connection broke, or did not answer in time, and was closed: what was sent may or may not have arrived."""
 
 

@@ -219,7 +219,7 @@ class NatsRig:
         return NatsAddress(url=f"nats://127.0.0.1:{self.proxy.port}", creds=self.server.creds_path)
 
     def another(self, **options: float) -> NatsJournal:
-        settings: dict[str, float] = {"deadline_s": 5.0, "ack_timeout_s": 0.5, "read_timeout_s": 2.0}
+        settings: dict[str, float] = {"deadline_s": 4.0, "ack_timeout_s": 0.5, "read_timeout_s": 1.2}
         journal = NatsJournal(self.proxied, self.cluster, limit_bytes=1 << 28, **(settings | options))  # type: ignore[arg-type]
         self._journals.append(journal)
         return journal

@@ -76,6 +76,8 @@ class Proxy:
             except OSError:
                 client.close()
                 continue
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open += [client, server]
             threading.Thread(target=self._copy, args=(client, server), daemon=True).start()

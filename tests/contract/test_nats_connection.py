@@ -132,7 +132,9 @@ def test_a_stopped_subscription_calls_no_more(nats_server: NatsServer) -> None:
     assert got == []
 
 
-def test_a_killed_server_is_noticed_and_its_return_brings_subscriptions_back(own_nats_server: NatsServer) -> None:
+def test_a_killed_server_is_noticed_and_its_return_brings_subscriptions_back(
+    own_nats_server: NatsServer,
+) -> None:
     states: list[bool] = []
     got: list[bytes] = []
     with connected(address_of(own_nats_server)) as connection:
@@ -146,7 +148,9 @@ def test_a_killed_server_is_noticed_and_its_return_brings_subscriptions_back(own
         eventually(lambda: got == [b"again"], "the subscription lives")
 
 
-def test_what_is_published_while_disconnected_fails_at_once_and_never_arrives(own_nats_server: NatsServer) -> None:
+def test_what_is_published_while_disconnected_fails_at_once_and_never_arrives(
+    own_nats_server: NatsServer,
+) -> None:
     got: list[bytes] = []
     with connected(address_of(own_nats_server)) as connection:
         connection.subscribe("phantom", lambda m: got.append(m.payload))
@@ -163,7 +167,9 @@ def test_what_is_published_while_disconnected_fails_at_once_and_never_arrives(ow
         assert got == [b"real"]
 
 
-def test_a_credential_that_ends_is_replaced_by_the_renewed_file(own_nats_server: NatsServer, tmp_path: Path) -> None:
+def test_a_credential_that_ends_is_replaced_by_the_renewed_file(
+    own_nats_server: NatsServer, tmp_path: Path
+) -> None:
     creds = tmp_path / "renewed.creds"
     creds.write_text(own_nats_server.mint("short", lifetime_s=2).creds_text())
     got: list[bytes] = []
@@ -172,7 +178,9 @@ def test_a_credential_that_ends_is_replaced_by_the_renewed_file(own_nats_server:
         connection.on_state(states.append)
         connection.subscribe("renewed", lambda m: got.append(m.payload))
         creds.write_text(own_nats_server.mint("long").creds_text())
-        eventually(lambda: states == [True, False, True], "cut at the end of the first, back with the second", 20)
+        eventually(
+            lambda: states == [True, False, True], "cut at the end of the first, back with the second", 20
+        )
         connection.publish("renewed", b"still")
         eventually(lambda: got == [b"still"], "the subscription was made again")
 
@@ -189,12 +197,16 @@ def test_a_server_that_never_greets_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         started = time.monotonic()
         with pytest.raises(LogUnavailable, match="no NATS server answers"):
-            NatsConnection(NatsAddress(url=f"nats://127.0.0.1:{mute.getsockname()[1]}"), name="test", timeout_s=0.5)
+            NatsConnection(
+                NatsAddress(url=f"nats://127.0.0.1:{mute.getsockname()[1]}"), name="test", timeout_s=0.5
+            )
         assert time.monotonic() - started < 5
 
 
 def test_no_credentials_are_refused_with_the_way_out(nats_server: NatsServer) -> None:
-    with pytest.raises(ConnectionRefusedByServer, match=r"client without credentials: Authorization.*--nats-creds"):
+    with pytest.raises(
+        ConnectionRefusedByServer, match=r"client without credentials: Authorization.*--nats-creds"
+    ):
         NatsConnection(NatsAddress(url=nats_server.url), name="test")
 
 
@@ -210,7 +222,9 @@ def test_foreign_credentials_are_refused_naming_their_file(nats_server: NatsServ
 
 def test_a_missing_creds_file_is_named(nats_server: NatsServer, tmp_path: Path) -> None:
     address = NatsAddress(url=nats_server.url, creds=tmp_path / "none.creds")
-    with pytest.raises(ConnectionRefusedByServer, match=r"none\.creds.*No such file.*name a readable creds file"):
+    with pytest.raises(
+        ConnectionRefusedByServer, match=r"none\.creds.*No such file.*name a readable creds file"
+    ):
         NatsConnection(address, name="test")
 
 
@@ -239,7 +253,7 @@ def test_a_dead_member_of_a_cluster_is_passed_over(nats_server: NatsServer) -> N
 def test_a_half_open_connection_is_noticed_by_pings(nats_server: NatsServer) -> None:
     with proxy_before(nats_server) as proxy:
         address = NatsAddress(url=f"nats://127.0.0.1:{proxy.port}", creds=nats_server.creds_path)
-        with connected(address) as connection:
+        with connected(address, ping_interval_s=0.3) as connection:
             proxy.swallowing.set()
             eventually(lambda: not connection.connected, "silence is noticed", 20)
             proxy.swallowing.clear()
@@ -265,8 +279,24 @@ class Tls:
         self.ca, key = directory / "cert.pem", directory / "key.pem"
         subprocess.run(
             [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-                *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+                *(
+                    "openssl",
+                    "req",
+                    "-x509",
+                    "-newkey",
+                    "ec",
+                    "-pkeyopt",
+                    "ec_paramgen_curve:P-256",
+                    "-nodes",
+                ),
+                *(
+                    "-days",
+                    "2",
+                    "-subj",
+                    "/CN=localhost",
+                    "-addext",
+                    "subjectAltName=DNS:localhost,IP:127.0.0.1",
+                ),
                 *("-keyout", key, "-out", self.ca),
             ],
             check=True,
@@ -309,7 +339,9 @@ def test_tls_with_a_ca_and_a_password_works_both_ways(tls_server: Tls) -> None:
 
 
 def test_a_certificate_nobody_vouches_for_is_refused(tls_server: Tls) -> None:
-    with pytest.raises(ConnectionRefusedByServer, match=r"TLS failed: .*certificate verify failed.*check the CA"):
+    with pytest.raises(
+        ConnectionRefusedByServer, match=r"TLS failed: .*certificate verify failed.*check the CA"
+    ):
         NatsConnection(NatsAddress(url=f"tls://me:pass@127.0.0.1:{tls_server.port}"), name="test")
 
 
