@@ -1,0 +1,113 @@
+"""Records a log and the state it folds to: `python -m tests.golden.record_log NAME`. It never overwrites one.
+
+Record a new one when lives have become different, beside the older ones: those must fold for ever.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from events.codec import recorded_as_form
+from events.envelope import Recorded
+from events.vm import VmEvent
+from infra.drivers.scripted import Script
+from projections.boot import fold_fleet
+from projections.catalogue import FLEET
+from projections.view import RowSet
+from projections.vm import VmState, evolve
+from tests.fleet_log import Story
+from tests.golden.record import LOGS
+from tests.simulation.harness import Simulation
+
+
+def end_state(facts: Iterable[Recorded]) -> dict[str, Any]:
+    """Return all that a log adds up to: the live fleet, every life, and the rows of the fleet's tables."""
+    facts = tuple(facts)
+    machines: dict[str, VmState] = {}
+    rows = RowSet(lambda _table, _keys: {})
+    for fact in facts:
+        if isinstance(fact.event, VmEvent):
+            vm = fact.aggregate.removeprefix("vm.")
+            machines[vm] = evolve(machines.get(vm), fact.event, fact)
+        FLEET.apply(rows, fact)
+    tables = {
+        table.name: {str(key): row for key, row in changed.items()}
+        for table, changed in rows.changes().items()
+    }
+    state = {"fleet": fold_fleet(facts), "machines": machines, "tables": tables}
+    # Sets have no order of their own; a recorded file has.
+    plain = msgspec.to_builtins(state, enc_hook=_plain, builtin_types=(set, frozenset))
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_ordered(plain)))
+    return decoded
+
+
+def _plain(value: object) -> object:
+    raise NotImplementedError(f"cannot record {type(value).__name__}")
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, dict):
+        return {key: _ordered(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_ordered(item) for item in value]
+    return value
+
+
+def lived() -> list[Recorded]:
+    """Let real actors live a few lives on a scripted host: done, failed, removed, crashed through, still running."""
+    simulation = Simulation(11, lambda vm: Script(teardown_failures=1 if "-00003-" in vm else 0))
+    simulation.demand("small", count=3, job=None)
+    simulation.demand("large", job="job-1")
+    simulation.advance(1)
+    first, second, third, _fourth = simulation.running()
+    for vm in (first, second):
+        simulation.register(vm)
+        simulation.settle()
+        simulation.acked(vm)
+    simulation.advance(2)
+    simulation.done(first)
+    simulation.advance(2)
+    simulation.crash()
+    simulation.advance(3)
+    simulation.host.end(second, exit_code=-9)
+    simulation.remove(third, force=True)
+    simulation.gate("large", "draining")
+    simulation.advance(30)
+    simulation.gate("large", "open")
+    simulation.gate("small", "paused")
+    simulation.settle()
+    simulation.demand("large", job="job-2")
+    simulation.advance(1)
+    simulation.supervisor.stop("upgrade")
+    simulation.settle()
+    simulation.crash()
+    simulation.advance(1)
+    return list(simulation.journal.replay())
+
+
+def told() -> list[Recorded]:
+    """Tell lives in which every kind of fact occurs, the rare ones too; some are still going on at the end."""
+    return Story(2151).run(110).facts
+
+
+KINDS = {"lived": lived, "told": told}
+
+
+def main() -> None:
+    """Write one log and its end state."""
+    if len(sys.argv) != 3 or sys.argv[2] not in KINDS:
+        sys.exit(f"usage: python -m tests.golden.record_log NAME {'|'.join(KINDS)}")
+    name, facts = sys.argv[1], KINDS[sys.argv[2]]()
+    LOGS.mkdir(exist_ok=True)
+    with (LOGS / f"{name}.jsonl").open("xb") as log, (LOGS / f"{name}.state.json").open("xb") as state:
+        log.writelines(recorded_as_form(fact) + b"\n" for fact in facts)
+        state.write(msgspec.json.format(msgspec.json.encode(end_state(facts)), indent=1) + b"\n")
+    print(f"recorded {len(facts)} facts")
+
+
+if __name__ == "__main__":
+    main()
