@@ -22,12 +22,18 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from actors.errors import LogUnavailable
 from infra.journal.address import ConnectionRefusedByServer, NatsAddress
+from infra.journal.client import (
+    RECONNECT_WAIT_S,
+    client_options,
+    close_leaked_socket,
+    discard,
+    refuse_plain_text,
+)
 from infra.journal.delivery import Delivery
 from infra.journal.wire import Wire, WireLost, words
 
 T = TypeVar("T")
 _log = logging.getLogger("fleetlog.nats")
-_RECONNECT_WAIT_S = 0.2
 _REVIVE_WAIT_MAX_S = 5.0
 _QUEUE_LIMIT = 10_000
 _NEVER_DROPPED = 1 << 40  # nats-py's own limits are off: ours count, say so, and are per subscription
@@ -49,11 +55,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 class Subscription:
     """A running subscription; `dropped` counts messages its callback was too slow for."""
 
-    def __init__(self, connection: "NatsConnection", subject: str, queue: str, delivery: Delivery) -> None:
+    def __init__(
+        self,
+        connection: "NatsConnection",
+        subject: str,
+        queue: str,
+        callback: Callable[[Message], object],
+        limit: int,
+    ) -> None:
         self.subject = subject
         self.queue = queue
         self.inner: ClientSubscription | None = None  # of the present client; touched on the loop only
-        self.delivery = delivery
+        self.delivery = Delivery(f"subscription {subject}", limit=limit)
+        self._callback = callback
         self._connection = connection
 
     @property
@@ -65,12 +79,31 @@ class Subscription:
         """End it; no further call is made. Repeatable."""
         self._connection.unsubscribe(self)
 
+    async def attach(self, client: Client) -> None:
+        """Subscribe with this client, on its loop."""
+        self.inner = await client.subscribe(
+            self.subject,
+            queue=self.queue,
+            cb=self._arrived,
+            pending_msgs_limit=_NEVER_DROPPED,
+            pending_bytes_limit=_NEVER_DROPPED,
+        )
+
+    async def _arrived(self, message: Msg) -> None:
+        known = Message(
+            subject=message.subject,
+            payload=bytes(message.data),
+            reply=message.reply,
+            headers=dict(message.headers or {}),
+        )
+        self.delivery.put(lambda: self._callback(known))
+
 
 class NatsConnection:
     """Connected to NATS, and kept so: whatever happens to the server, it is back as soon as the server is.
 
-    A silent server is given up after two to three `ping_interval_s`. Thread-safe; every call blocks, within a time. Not to be called from the callbacks' event loop, of which no
-    caller ever sees anything.
+    Thread-safe; every call blocks, within a time. A silent server is given up after two to three
+    `ping_interval_s`. `inbox_prefix` is where answers come, for a user who may listen nowhere else.
 
     Raises:
         LogUnavailable: no server answers within `timeout_s`.
@@ -93,12 +126,12 @@ class NatsConnection:
         self._ping_interval_s = ping_interval_s
         # Refusals are told apart here: nats-py would try again for ever and report them to a callback only.
         try:
-            with Wire(address, name=f"{name} (probe)", timeout_s=timeout_s):
+            with Wire(address, name=f"{name} (probe)", timeout_s=timeout_s, inbox_prefix=inbox_prefix):
                 pass
         except WireLost as error:
             raise LogUnavailable(f"{error}; start NATS, or name the right server with --nats") from error
         self._client: Client | None = None
-        self._subscriptions: dict[int, Subscription] = {}
+        self._subscriptions: set[Subscription] = set()
         self._watchers: list[Callable[[bool], None]] = []
         self._connected = False
         self._closing = False
@@ -195,20 +228,18 @@ class NatsConnection:
         Raises:
             LogUnavailable: not connected at the moment.
         """
-        delivery = Delivery(f"subscription {subject}", limit=limit)
-        subscription = Subscription(self, subject, queue, delivery)
+        subscription = Subscription(self, subject, queue, callback, limit)
 
         async def subscribe() -> None:
             client = self._live()
-            await self._attach(client, subscription, callback)
-            self._subscriptions[id(subscription)] = subscription
-            self._callbacks[id(subscription)] = callback
+            await subscription.attach(client)
+            self._subscriptions.add(subscription)
             await client.flush(timeout=max(1, int(self._timeout_s)))
 
         try:
             self.run(subscribe(), self._timeout_s)
         except BaseException:
-            delivery.close()
+            subscription.delivery.close()
             raise
         return subscription
 
@@ -216,8 +247,7 @@ class NatsConnection:
         """End a subscription; `Subscription.stop` is the usual way."""
 
         async def unsubscribe() -> None:
-            self._subscriptions.pop(id(subscription), None)
-            self._callbacks.pop(id(subscription), None)
+            self._subscriptions.discard(subscription)
             if subscription.inner is not None:
                 inner, subscription.inner = subscription.inner, None
                 with contextlib.suppress(NatsError):
@@ -245,16 +275,13 @@ class NatsConnection:
         self._thread.join(self._timeout_s)
         if not self._thread.is_alive():
             self._loop.close()
-        for subscription in list(self._subscriptions.values()):
+        for subscription in list(self._subscriptions):
             subscription.delivery.close()
         self._states.close()
 
     # On the loop from here on.
 
-    _callbacks: dict[int, Callable[[Message], object]]
-
     async def _start(self) -> None:
-        self._callbacks = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._dead = asyncio.Event()
         self._client = await self._connect_client()
@@ -265,7 +292,7 @@ class NatsConnection:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._client is not None:
-            await self._discard(self._client)
+            await discard(self._client)
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
@@ -285,8 +312,7 @@ class NatsConnection:
         address = self.address
 
         async def failed(error: Exception) -> None:
-            if not client.is_connected and client._transport:  # noqa: SLF001 - else nats-py leaks the socket
-                client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            close_leaked_socket(client)
             if "ermissions" in str(error):
                 _log.error("NATS at %s refuses: %s; the user needs that right", address, error)
             else:
@@ -298,7 +324,7 @@ class NatsConnection:
 
         async def back() -> None:
             try:
-                self._refuse_plain_text(client)
+                refuse_plain_text(client, address)
             except ConnectionRefusedByServer:
                 self._closings.add(asyncio.get_running_loop().create_task(client.close()))
                 return
@@ -310,54 +336,29 @@ class NatsConnection:
                 self._tell(connected=False)
                 self._dead.set()
 
-        options: dict[str, Any] = {
-            "servers": [str(server).replace("tls://", "nats://") for server in address.servers],
-            "name": self._name,
-            "inbox_prefix": self._inbox_prefix,
-            "error_cb": failed,
-            "disconnected_cb": lost,
-            "reconnected_cb": back,
-            "closed_cb": closed,
-            "pending_size": -1,
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": _RECONNECT_WAIT_S,
-            "ping_interval": self._ping_interval_s,
-            "max_outstanding_pings": 2,
-            "connect_timeout": 2,
-        }
-        first = address.servers[0]
-        options |= {"user": first.user, "password": first.password, "token": first.token}
-        if address.creds is not None:
-            options["user_credentials"] = address.creds
-        if address.tls:
-            options["tls"] = address.ssl_context()
+        options = client_options(address, self._name, self._inbox_prefix, self._ping_interval_s)
+        options |= {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": back, "closed_cb": closed}
         try:
             await asyncio.wait_for(client.connect(**options), self._timeout_s)
-            self._refuse_plain_text(client)
+            refuse_plain_text(client, address)
         except BaseException:
-            await self._discard(client)
+            await discard(client)
             raise
         self._tell(connected=True)
         return client
-
-    def _refuse_plain_text(self, client: Client) -> None:
-        """Refuse a server that stopped asking for TLS: nats-py would go on in plain text."""
-        if self.address.tls and not client._server_info.get("tls_required"):  # noqa: SLF001 - no public way
-            raise ConnectionRefusedByServer(
-                f"NATS at {self.address} does not insist on TLS, which was asked for"
-            )
 
     async def _keep(self) -> None:
         """Replace a client that nats-py closed for good."""
         while True:
             await self._dead.wait()
             self._dead.clear()
-            wait_s = _RECONNECT_WAIT_S
+            wait_s = RECONNECT_WAIT_S
             while True:
                 try:
                     client = await self._connect_client()
-                    for key, subscription in list(self._subscriptions.items()):
-                        await self._attach(client, subscription, self._callbacks[key])
+                    for subscription in list(self._subscriptions):
+                        if subscription in self._subscriptions:  # not stopped meanwhile
+                            await subscription.attach(client)
                 except (LogUnavailable, ConnectionRefusedByServer, NatsError, OSError, TimeoutError) as error:
                     _log.warning("NATS at %s: %s; trying on", self.address, words(error))
                     await asyncio.sleep(wait_s)
@@ -367,31 +368,6 @@ class NatsConnection:
                     if client.is_closed:  # again, before anybody could notice
                         self._dead.set()
                     break
-
-    async def _attach(
-        self, client: Client, subscription: Subscription, callback: Callable[[Message], object]
-    ) -> None:
-        async def arrived(message: Msg) -> None:
-            known = Message(
-                subject=message.subject,
-                payload=bytes(message.data),
-                reply=message.reply,
-                headers=dict(message.headers or {}),
-            )
-            subscription.delivery.put(lambda: callback(known))
-
-        subscription.inner = await client.subscribe(
-            subscription.subject,
-            queue=subscription.queue,
-            cb=arrived,
-            pending_msgs_limit=_NEVER_DROPPED,
-            pending_bytes_limit=_NEVER_DROPPED,
-        )
-
-    @staticmethod
-    async def _discard(client: Client) -> None:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(client.close(), 1.0)
 
     def _tell(self, *, connected: bool) -> None:
         with self._lock:

@@ -61,10 +61,12 @@ class Wire:
         ConnectionRefusedByServer: a server answered and will not have us.
     """
 
-    def __init__(self, address: NatsAddress, *, name: str, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, address: NatsAddress, *, name: str, timeout_s: float = 5.0, inbox_prefix: str = "_INBOX"
+    ) -> None:
         self.address = address
         self.name = name
-        self.inbox = f"_INBOX.{secrets.token_hex(9)}"
+        self.inbox = f"{inbox_prefix}.{secrets.token_hex(9)}"
         self.info: dict[str, Any] = {}
         self._buffer = b""
         self._ready: deque[RawFrame] = deque()
