@@ -157,13 +157,26 @@ def show_timeline(out: Output, facts: tuple[Recorded, ...]) -> None:
         Column(title="DETAIL"),
         Column(title="CAUSE"),
     ]
+    names = {fact.id: _name(fact) for fact in facts}
     rows = []
     before: datetime | None = None
     for fact in facts:
         passed = "" if before is None else _passed((fact.at - before).total_seconds())
-        rows.append((clock_time(fact.at), passed, fact.tag.partition(".")[2], said(fact), _short(fact.cause)))
+        rows.append(
+            (
+                clock_time(fact.at),
+                passed,
+                _name(fact),
+                said(fact),
+                names.get(fact.cause) or _short(fact.cause),
+            )
+        )
         before = fact.at
     out.table(columns, rows)
+
+
+def _name(fact: Recorded) -> str:
+    return fact.tag.partition(".")[2]
 
 
 def _short(cause: str) -> str:

@@ -146,4 +146,5 @@ class ScalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             register_timeout_s=self.register_timeout_s,
             heartbeat_grace_s=self.heartbeat_grace_s,
             beat_every_s=self.beat_every_s,
+            label_sets=tuple(label_set.labels for label_set in self.label_sets),
         )

@@ -47,6 +47,7 @@ from infra.journal.nats import NatsJournal
 from tests.conftest import NatsServer, wall_time
 
 _clusters = itertools.count(1)
+BUSY, DEAD, OVER = "a-busy", "a-dead", "a-over"
 LOG_BYTES = 16 << 20  # the session's server has room for many of these
 SMALL = RoutableScaler(name="small", backend="scripted", label_sets=(("linux", "small"),))
 SMALL_STATUS = ScalerStatus(
@@ -234,6 +235,17 @@ class ApiSite:
         """End a registered life."""
         self.tell((f"vm.{vm}", Draining(reason="job-complete", exit_code=0)))
         self.tell((f"vm.{vm}", Reaped(reason="job-complete", slot="backend.alpha.small", evidence="gone")))
+
+    def fill(self) -> None:
+        """One agent registered, one failed, one reaped; 18 facts."""
+        self.start_coordinator()
+        self.request(BUSY, job="build-1")
+        self.register(BUSY)
+        self.request(DEAD, job="two")
+        self.fail(DEAD, "no \x1b[2J/dev/kvm")
+        self.request(OVER)
+        self.register(OVER)
+        self.reap(OVER)
 
     def cli(self, *args: str, env: dict[str, str] | None = None) -> Result:
         """Run the command line against this cluster, with the operator's credentials."""

@@ -11,6 +11,7 @@ from infra.cli.command import MainGroup
 from infra.cli.exits import ExitCode
 from infra.cli.main import COMMANDS, main
 from infra.cli.session import default_data_directory
+from infra.config.load import load
 
 
 def run(*args: str, env: dict[str, str] | None = None) -> Result:
@@ -213,3 +214,12 @@ def test_the_api_command_needs_no_server_and_names_the_clusters_subjects() -> No
     assert "fleetlog.prod.api.demand" in result.stdout
     body = json.loads(run("--cluster", "prod", "api", "--json").stdout)
     assert body["verbs"]["demand"]["subject_of_any"] == "fleetlog.prod.api.demand"
+
+
+def test_what_people_are_shown_of_a_scaler_has_its_label_sets(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "version: 1\nscalers:\n  - name: metal\n    backend: bare-metal\n    max_agents: 1\n"
+        "    label_sets:\n      - {labels: [small, linux], binary_path: /bin/true}\n"
+    )
+    assert load(fleet).scaler("metal").rules("alpha").label_sets == (("linux", "small"),)
