@@ -19,6 +19,7 @@ EVENTS = HERE / "events"
 LOGS = HERE / "logs"
 
 _VALUES: dict[str, object] = {
+    "address": "10.0.0.7",
     "agent_labels": ("linux", "small", "x64"),
     "agent_version": "0.1.0",
     "backend": "bare-metal",
@@ -38,6 +39,7 @@ _VALUES: dict[str, object] = {
     "host": "alpha-host",
     "job": "job-17",
     "labels": ("linux", "small"),
+    "network": "allocator.alpha-host.default",
     "owner": "alpha",
     "pid": 4711,
     "placement": {"directory": "machines/a-01hzy", "cgroup": {"path": "fleetlog/a-01hzy"}},
@@ -84,6 +86,7 @@ def aggregate_of(tag: str) -> str:
     """Return an aggregate that a fact of this tag could be of."""
     return {
         "vm": "vm.a-01hzy0000000000000000000000",
+        "allocator": "allocator.alpha-host.default",
         "backend": "backend.alpha.small",
         "coordinator": "coordinator.alpha",
         "demand": "demand.7d9f1b7f6c2e4a59b1c0d2e3f4a5b6c7",
