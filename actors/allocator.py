@@ -1,7 +1,10 @@
 """The actor that admits: one decision over every limit it uses, one append. Nobody else takes a slot here."""
 
+import msgspec
+
 from actors.aggregate import Aggregate, Proposal
 from actors.commands import Answer
+from actors.decisions.addresses import Lease, choose
 from actors.decisions.capacity import Held, Place, Routed, admit, check_demand
 from actors.errors import DriverError, Refused
 from actors.world import Call, World
@@ -10,7 +13,8 @@ from events.coordinator import Started
 from events.demand import Placed
 from events.envelope import Recorded
 from events.vm import Requested
-from projections import backend, coordinator, demand
+from projections import allocator, backend, coordinator, demand
+from projections.allocator import AllocatorState
 from projections.backend import BackendState
 from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
@@ -27,9 +31,14 @@ class AllocatorActor(Aggregate):
     mailbox_limit = 200_000
 
     def __init__(
-        self, world: World, coordinator_state: CoordinatorState, backends: dict[str, BackendState]
+        self,
+        world: World,
+        coordinator_state: CoordinatorState,
+        backends: dict[str, BackendState],
+        allocators: dict[str, AllocatorState] | None = None,
     ) -> None:
         super().__init__(world)
+        self.allocators = dict(allocators or {})
         self.coordinator = coordinator_state
         self.backends = dict(backends)
         self._demand = DemandState()  # of the demand that is decided now; read only after a conflict
@@ -44,6 +53,7 @@ class AllocatorActor(Aggregate):
         held = Held(
             coordinator=self.coordinator,
             backend=self.backends[routed.rules.slot],
+            allocator=self.allocators.get(routed.rules.network, AllocatorState()),
             demand=self._demand,
             live=self._live(),
         )
@@ -57,10 +67,29 @@ class AllocatorActor(Aggregate):
         admission = admit(routed, held, places, self.world.site, now)
         return Proposal(facts=admission.facts, result=admission.answers)
 
-    def _places(self, routed: Routed) -> tuple[Place, ...]:
-        driver, now = self.world.drivers[routed.rules.slot], self.world.clock.now()
-        ids = tuple(self.world.ids.vm(now) for _ in range(routed.demand.count))
-        return tuple(Place(vm=vm, placement=driver.plan(vm, routed.rules.name, routed.labels)) for vm in ids)
+    def _places(self, routed: Routed) -> tuple[Place | None, ...]:
+        """Return a machine that could be for each agent wanted; None where no address is left for it.
+
+        Raises:
+            DriverError: this host cannot run such a machine.
+        """
+        rules, now = routed.rules, self.world.clock.now()
+        driver = self.world.drivers[rules.slot]
+        held = self.allocators.get(rules.network, AllocatorState())
+        places: list[Place | None] = []
+        for _ in range(routed.demand.count):
+            vm = self.world.ids.vm(now)
+            lease: Lease | None = None
+            if rules.network:
+                try:
+                    lease = choose(self.world.pools[rules.network], held, self.world.occupied(rules.network))
+                except Refused:
+                    places.append(None)
+                    continue
+                held = msgspec.structs.replace(held, leases={**held.leases, lease.address: vm})
+            placement = driver.plan(vm, rules.name, routed.labels, lease)
+            places.append(Place(vm=vm, placement=placement, lease=lease))
+        return tuple(places)
 
     def _live(self) -> frozenset[str]:
         """Return the machines whose lives are not over; needed only where a job may have one already."""
@@ -86,24 +115,31 @@ class AllocatorActor(Aggregate):
         elif kind == "backend":
             state = self.backends.get(fact.aggregate, BackendState())
             self.backends[fact.aggregate] = backend.evolve(state, fact.event, fact)
+        elif kind == "allocator":
+            held = self.allocators.get(fact.aggregate, AllocatorState())
+            self.allocators[fact.aggregate] = allocator.evolve(held, fact.event, fact)
 
     def observe(self, fact: Recorded) -> None:
         """Follow gates, and the lives that hold or free slots."""
-        if fact.aggregate.startswith("backend."):
-            state = self.backends.get(fact.aggregate)
-            if state is not None and fact.version == state.version + 1:
+        if not fact.aggregate.startswith("vm."):
+            known = fact.aggregate in self.backends or fact.aggregate in self.world.pools
+            if known and fact.version == self._version(fact.aggregate) + 1:
                 self._evolve(fact)
             return
         vm = fact.aggregate.removeprefix("vm.")
         self.coordinator = coordinator.evolve_vm(self.coordinator, fact.event, fact)
         slot = self.world.router.slots.get(vm) or getattr(fact.event, "slot", None)
+        for network, state in self.allocators.items():
+            self.allocators[network] = allocator.evolve_vm(state, fact.event, fact)
         if slot in self.backends:
             self.backends[slot] = backend.evolve_vm(self.backends[slot], fact.event, fact)
 
     def aggregates(self, call: Call) -> tuple[str, ...]:
         """Return every aggregate the decision rested on."""
         routed: Routed = call.command
-        own = (subjects.coordinator(self.world.site.coordinator), routed.rules.slot)
+        own: tuple[str, ...] = (subjects.coordinator(self.world.site.coordinator), routed.rules.slot)
+        if routed.rules.network:
+            own = (*own, routed.rules.network)
         return own if routed.demand.job is None else (*own, subjects.demand(routed.demand.id))
 
     def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
@@ -114,17 +150,20 @@ class AllocatorActor(Aggregate):
                 continue
             if aggregate.startswith("vm."):
                 continue  # begun by `apply`; its own actor follows it from there
-            known = (
-                self.coordinator.version
-                if aggregate.startswith("coordinator.")
-                else self.backends[aggregate].version
-            )
+            known = self._version(aggregate)
             for fact in facts:
                 if fact.version <= known:
                     continue
                 if isinstance(fact.event, Started):
                     self._replaced(fact)
                 self._evolve(fact)
+
+    def _version(self, aggregate: str) -> int:
+        if aggregate.startswith("coordinator."):
+            return self.coordinator.version
+        if aggregate.startswith("allocator."):
+            return self.allocators.get(aggregate, AllocatorState()).version
+        return self.backends[aggregate].version
 
     def _replaced(self, fact: Recorded) -> None:
         started: Started = fact.event

@@ -1,12 +1,13 @@
 """What is done to one machine, off its actor's thread: every way out is a command told to its actor."""
 
+import contextlib
 import logging
 from typing import Any, NamedTuple
 
 from actors.decisions.recovery import Action, action
 from actors.decisions.vm import NoteExit, NoteSpawned, NoteSpawnFailed, NoteTeardownFailed, NoteTornDown
+from actors.driver import Driver, Found, SpawnOrder
 from actors.errors import DriverError, Refused
-from actors.ports import Driver, Found, SpawnOrder
 from actors.world import Call, InFlight, World
 from events import subjects
 from events.vm import Handle
@@ -79,6 +80,14 @@ class Machine:
             router.tell_vm(vm, Call(NoteExit(exit_code=how.exit_code, detail=how.detail), cause="host"))
 
         self._driver.watch(vm, state.placement, handle, ended)
+
+    def clear_bootstrap(self, state: VmState) -> None:
+        """Clear what was left for its agent to read. If there is no room for it now, it stays until teardown."""
+        handle = state.handle
+        if handle is None:
+            return
+        with contextlib.suppress(Refused):
+            self._world.reads.submit(lambda: self._driver.clear_bootstrap(state.id, state.placement, handle))
 
     def inspect(self, state: VmState) -> None:
         """Ask the host what became of it."""

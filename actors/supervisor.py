@@ -10,17 +10,19 @@ from actors.backend import BackendActor
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action, action
 from actors.decisions.vm import End
+from actors.driver import Resource
 from actors.errors import Conflict, LogUnavailable, Refused
 from actors.machine import Resume
 from actors.pooled import PooledActor
-from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome, Resource
+from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
 from actors.vm import VmActor
 from actors.world import Call, World, tell
 from events import subjects
 from events.coordinator import ConfigApplied, CoordinatorEvent, Started, Stopped
 from events.envelope import Recorded
 from events.vm import VmEvent
-from projections import backend, coordinator
+from projections import allocator, backend, coordinator
+from projections.allocator import AllocatorState
 from projections.backend import BackendState
 from projections.boot import FleetState
 from projections.coordinator import CoordinatorState
@@ -84,7 +86,7 @@ class Supervisor:
         backends = {slot: fleet.backends.get(slot, BackendState()) for slot in self.world.rules}
         for slot, rules in self.world.rules.items():
             self._start_backend(slot, rules, backends[slot])
-        self._start_allocator(mine, backends)
+        self._start_allocator(mine, backends, fleet.allocators)
         for state in fleet.vms.values():
             if state.owner == self.world.site.coordinator and state.slot in self.world.drivers:
                 self._look_and_begin(state)
@@ -147,8 +149,14 @@ class Supervisor:
     def _start_backend(self, slot: str, rules: ScalerRules, state: BackendState) -> None:
         self.world.router.backends[slot] = self.world.pool.start(BackendActor, self.world, rules, state)
 
-    def _start_allocator(self, mine: CoordinatorState, backends: dict[str, BackendState]) -> None:
-        self.world.router.allocator = self.world.pool.start(AllocatorActor, self.world, mine, backends)
+    def _start_allocator(
+        self,
+        mine: CoordinatorState,
+        backends: dict[str, BackendState],
+        allocators: dict[str, AllocatorState],
+    ) -> None:
+        own = {key: allocators.get(key, AllocatorState()) for key in self.world.pools}
+        self.world.router.allocator = self.world.pool.start(AllocatorActor, self.world, mine, backends, own)
 
     def _begin(self, state: VmState) -> None:
         """Start the actor of a machine that was just requested."""
@@ -281,6 +289,16 @@ class Supervisor:
                 state = backend.evolve_vm(state, fact.event, fact)
         return state
 
+    def _fold_allocator(self, network: str) -> AllocatorState:
+        """Fold a network's own facts, then those of the machines that may still hold an address of it."""
+        state = AllocatorState()
+        for fact in self.world.journal.read(network):
+            state = allocator.evolve(state, fact.event, fact)
+        for vm in set(state.leases.values()):
+            for fact in self.world.journal.read(subjects.vm(vm)):
+                state = allocator.evolve_vm(state, fact.event, fact)
+        return state
+
     def _restart_backend(self, rules: ScalerRules) -> None:
         self._give_up_if_hopeless(rules.slot)
         state = self._fold_backend(rules.slot)
@@ -300,8 +318,8 @@ class Supervisor:
         for vm in mine.slots - held:
             for fact in self.world.journal.read(subjects.vm(vm)):
                 mine = coordinator.evolve_vm(mine, fact.event, fact)
-        self._start_allocator(mine, backends)
-        self._tell_again(tuple(backends), *backends.values())
+        self._start_allocator(mine, backends, {pool: self._fold_allocator(pool) for pool in self.world.pools})
+        self._tell_again((*backends, *self.world.pools), *backends.values())
         for vm in held - self.world.router.vms.keys():  # requested by its last append, and not begun
             state = _fold_vm(self.world.journal.read(subjects.vm(vm)))
             if state is not None and state.live:

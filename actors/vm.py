@@ -20,14 +20,16 @@ from actors.decisions.vm import (
     TakeUp,
     decide,
 )
+from actors.driver import Found
 from actors.errors import Refused
 from actors.machine import Machine, Resume
-from actors.ports import Found, NewFact
+from actors.ports import NewFact
 from actors.world import Call, Enlist, Router, World
 from events import subjects
 from events.envelope import Recorded
 from events.vm import (
     Condemned,
+    ConfigAcked,
     Draining,
     Failed,
     Handle,
@@ -233,6 +235,8 @@ class VmActor(Aggregate):
             case Registered():
                 self.world.timers.cancel(self._key("deadline"))
                 self._listen()
+            case ConfigAcked():
+                self._machine.clear_bootstrap(self.state)
             case Draining(reason=reason) | Failed(reason=reason):
                 self._end_work(reason)
             case Condemned():

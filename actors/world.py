@@ -7,20 +7,11 @@ from typing import Any, NamedTuple
 
 from pykka import ActorDeadError, ActorRef
 
+from actors.decisions.addresses import AddressPool
 from actors.decisions.capacity import ScalerRules, Site
+from actors.driver import Abort, Driver
 from actors.pooled import ActorPool
-from actors.ports import (
-    Abort,
-    AgentAccess,
-    AgentLink,
-    Clock,
-    CrashPoints,
-    Driver,
-    Effects,
-    Ids,
-    Journal,
-    Timers,
-)
+from actors.ports import AgentAccess, AgentLink, Clock, CrashPoints, Effects, Ids, Journal, Timers
 from events.envelope import Recorded
 from projections.vm import VmState
 
@@ -91,7 +82,7 @@ class Router:
         kind, _, rest = fact.aggregate.partition(".")
         if kind == "vm":
             self.tell_vm(rest, Observed(fact))  # which tells the others once it has applied it
-        elif kind == "backend":
+        elif kind in ("backend", "allocator"):
             self.publish((fact,), None)
 
     def publish(self, facts: Iterable[Recorded], by: ActorRef[Any] | None) -> None:
@@ -101,6 +92,8 @@ class Router:
             told: list[ActorRef[Any] | None] = []
             if kind == "vm":
                 told = [self.backends.get(self.slots.get(rest, "")), self.allocator]
+            elif kind == "allocator":
+                told = [self.allocator]
             elif kind == "backend":
                 told = [self.backends.get(fact.aggregate), self.allocator]
             for ref in told:
@@ -145,6 +138,9 @@ class World:
     new_abort: Callable[[], Abort]
     link_up_since_s: Callable[[], float]
     """The monotonic second since when agents can be heard; infinity while they cannot."""
+    pools: dict[str, AddressPool] = field(default_factory=dict)  # by allocator aggregate
+    occupied: Callable[[str], frozenset[str]] = lambda _: frozenset()
+    """Addresses of a network that something on the host uses which the log does not account for."""
     fatal: Callable[[str], None]
     """Ends the process in an orderly way: another one has taken our place, or we cannot keep a promise."""
     router: Router = field(default_factory=Router)

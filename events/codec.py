@@ -6,10 +6,16 @@ from typing import Any
 
 import msgspec
 
-from events import backend, coordinator, demand, vm
+from events import allocator, backend, coordinator, demand, vm
 from events.envelope import Event, Recorded, Unknown, tag_of
 
-AnyEvent = vm.VmEvent | backend.BackendEvent | coordinator.CoordinatorEvent | demand.DemandEvent
+AnyEvent = (
+    vm.VmEvent
+    | backend.BackendEvent
+    | allocator.AllocatorEvent
+    | coordinator.CoordinatorEvent
+    | demand.DemandEvent
+)
 
 UPCASTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """Older tag -> function that turns its fields into those of a newer tag (which it sets as `tag`). Pure."""

@@ -38,6 +38,11 @@ def event_backend(scaler: str) -> str:
     return f"backend.{scaler}"
 
 
+def allocator(host: str, network: str) -> str:
+    """Return the aggregate of one network's addresses on one host."""
+    return f"allocator.{host}.{network}"
+
+
 def coordinator(coordinator_id: str) -> str:
     """Return the aggregate of one coordinator."""
     return f"coordinator.{coordinator_id}"

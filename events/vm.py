@@ -57,6 +57,8 @@ class Requested(Event, frozen=True, kw_only=True, tag="vm.requested"):
     requests: Resources = Resources()
     limits: Resources = Resources()
     targets: tuple[str, ...] = ()
+    network: str = ""  # the allocator aggregate its address is leased from; empty: it has none of ours
+    address: str = ""
     placement: dict[str, Any] = {}
     spawn_timeout_s: float = 300.0
     register_timeout_s: float = 300.0

@@ -15,9 +15,10 @@ from typing import Any
 
 from actors.decisions.capacity import ScalerRules, Site
 from actors.decisions.labels import explain
+from actors.driver import Driver, Resource
 from actors.fleet import Fleet, Routing
 from actors.pooled import ActorPool
-from actors.ports import AgentAccess, Driver, Resource
+from actors.ports import AgentAccess
 from actors.projector import Projector
 from actors.supervisor import Supervisor
 from actors.world import Router, World

@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from actors.driver import Resource
 from actors.errors import DriverError
-from actors.ports import Journal, Resource
+from actors.ports import Journal
 from events.envelope import Recorded
 from infra.postgres.columns import codec_of
 from projections.catalogue import FLEET

@@ -11,12 +11,14 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from events.allocator import AddressLeased
 from events.backend import BackendEvent, SlotTaken
 from events.coordinator import CoordinatorEvent, GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Recorded
 from events.vm import Draining, Failed, Reaped, Registered, Requested, VmEvent
-from projections import backend, coordinator, vm
+from projections import allocator, backend, coordinator, vm
+from projections.allocator import AllocatorState
 from projections.backend import LAUNCH_FAILURES, BackendState, Slot
 from projections.coordinator import CoordinatorState
 from projections.headroom import slot_of
@@ -27,13 +29,15 @@ from projections.vm import BrokenLog, VmState
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     """The live fleet as of `last_sequence`.
 
-    `vms` by id, without the reaped ones; `backends` by their aggregate, as `VmState.slot` names them;
+    `vms` by id, without the reaped ones; `backends` and
+    `allocators` by their aggregate, as `VmState.slot` and `VmState.network` name them;
     `coordinators` by id, as `VmState.owner` does.
     """
 
     vms: dict[str, VmState] = {}
     backends: dict[str, BackendState] = {}
     coordinators: dict[str, CoordinatorState] = {}
+    allocators: dict[str, AllocatorState] = {}
     last_sequence: int = 0
 
 
@@ -80,6 +84,7 @@ class _Fold:
         self.lives = {key: _Life(state, state.slot, state.version) for key, state in base.vms.items()}
         self.backends = dict(base.backends)
         self.coordinators = dict(base.coordinators)
+        self.allocators = dict(base.allocators)
         self.slots: dict[str, dict[str, Slot]] = {k: dict(s.slots) for k, s in base.backends.items()}
         self.places: dict[str, str] = {
             machine: key for key, state in base.coordinators.items() for machine in state.slots
@@ -89,6 +94,7 @@ class _Fold:
             **dict.fromkeys(get_args(BackendEvent), self._backend),
             **dict.fromkeys(get_args(CoordinatorEvent), self._coordinator),
             Placed: _nothing,
+            AddressLeased: self._leased,
             Requested: self._begin,
             Registered: self._registered,
             Draining: self._draining,
@@ -131,8 +137,25 @@ class _Fold:
                 key: replace(state, slots=frozenset(places.get(key, ())))
                 for key, state in self.coordinators.items()
             },
+            allocators=self._allocators(vms.values()),
             last_sequence=self.last,
         )
+
+    def _allocators(self, vms: Iterable[VmState]) -> dict[str, AllocatorState]:
+        """Give each network the leases of its living machines."""
+        leases: dict[str, dict[str, str]] = {key: {} for key in self.allocators}
+        for state in vms:
+            if state.network:
+                leases.setdefault(state.network, {})[state.address] = state.id
+        replace = msgspec.structs.replace
+        return {
+            key: replace(self.allocators.get(key, AllocatorState()), leases=held)
+            for key, held in leases.items()
+        }
+
+    def _leased(self, event: AddressLeased, fact: Recorded) -> None:
+        state = msgspec.structs.replace(self.allocators.get(fact.aggregate, AllocatorState()), leases={})
+        self.allocators[fact.aggregate] = allocator.evolve(state, event, fact)
 
     def _begin(self, event: Requested, fact: Recorded) -> None:
         key = fact.aggregate[3:]

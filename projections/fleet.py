@@ -6,12 +6,14 @@ from typing import Any, get_args
 
 import msgspec
 
+from events.allocator import AllocatorEvent
 from events.backend import BackendEvent
 from events.coordinator import CoordinatorEvent, GlobalSlotTaken
 from events.demand import DemandEvent, Placed
 from events.envelope import Recorded
 from events.vm import Failed, Reaped, VmEvent
-from projections import coordinator, demand, failures, headroom, vm
+from projections import allocator, coordinator, demand, failures, headroom, vm
+from projections.allocator import AllocatorState
 from projections.coordinator import CoordinatorState
 from projections.failures import FailureRow
 from projections.headroom import HeadroomRow
@@ -83,11 +85,21 @@ class DemandRow(msgspec.Struct, frozen=True, kw_only=True):
     placed_at: datetime
 
 
+class NetworkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One network of one host: which machine holds which address."""
+
+    aggregate: str
+    leases: dict[str, str]
+    version: int
+    sequence: int
+
+
 AGENTS = Table(name="agents", row_type=AgentRow)
 HEADROOM = Table(name="headroom", row_type=HeadroomRow)
 COORDINATORS = Table(name="coordinators", row_type=CoordinatorRow)
 PLACES = Table(name="places", row_type=PlaceRow)
 DEMANDS = Table(name="demands", row_type=DemandRow)
+NETWORKS = Table(name="networks", row_type=NetworkRow)
 FAILURES = Table(name="failures", row_type=FailureRow, insert_only=True)
 
 
@@ -96,7 +108,15 @@ class FleetView:
 
     name = "fleet"
     version = 1
-    tables: tuple[AnyTable, ...] = (AGENTS, HEADROOM, COORDINATORS, PLACES, DEMANDS, FAILURES)
+    tables: tuple[AnyTable, ...] = (
+        AGENTS,
+        HEADROOM,
+        COORDINATORS,
+        PLACES,
+        DEMANDS,
+        NETWORKS,
+        FAILURES,
+    )
 
     def wants(self, fact: Recorded) -> Iterable[tuple[AnyTable, Key]]:
         """Return the rows that are one per machine or demand; the few others are loaded when met."""
@@ -180,8 +200,28 @@ def _apply_vm(rows: RowSet, event: VmEvent, fact: Recorded) -> None:
         rows.put(HEADROOM, after.slot, headroom.evolve_vm(scaler, before, after, event, fact))
     if isinstance(event, Failed):
         rows.put(FAILURES, fact.sequence, failures.failure(after, event, fact))
-    elif isinstance(event, Reaped) and rows.get(PLACES, key) is not None:
-        rows.put(PLACES, key, None)
+    elif isinstance(event, Reaped):
+        if rows.get(PLACES, key) is not None:
+            rows.put(PLACES, key, None)
+        if after.network:
+            _put_network(rows, after.network, allocator.evolve_vm(_network(rows, after.network), event, fact))
+
+
+def _network(rows: RowSet, aggregate: str) -> AllocatorState:
+    row = rows.get(NETWORKS, aggregate)
+    if row is None:
+        return AllocatorState()
+    return AllocatorState(version=row.version, sequence=row.sequence, leases=row.leases)
+
+
+def _put_network(rows: RowSet, aggregate: str, state: AllocatorState) -> None:
+    row = NetworkRow(aggregate=aggregate, leases=state.leases, version=state.version, sequence=state.sequence)
+    rows.put(NETWORKS, aggregate, row)
+
+
+def _apply_allocator(rows: RowSet, event: AllocatorEvent, fact: Recorded) -> None:
+    state = allocator.evolve(_network(rows, fact.aggregate), event, fact)
+    _put_network(rows, fact.aggregate, state)
 
 
 def _apply_backend(rows: RowSet, event: BackendEvent, fact: Recorded) -> None:
@@ -243,6 +283,7 @@ FOLDS: dict[type, Callable[[RowSet, Any, Recorded], None]] = {
     **dict.fromkeys(get_args(VmEvent), _apply_vm),
     **dict.fromkeys(get_args(BackendEvent), _apply_backend),
     **dict.fromkeys(get_args(CoordinatorEvent), _apply_coordinator),
+    AllocatorEvent: _apply_allocator,
     Placed: _apply_demand,
 }
 """Every event this view knows; a test holds it against every released one."""

@@ -57,6 +57,8 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     requested_at: datetime
     changed_at: datetime
     targets: tuple[str, ...] = ()
+    network: str = ""
+    address: str = ""
     handle: Handle | None = None
     session: str | None = None
     config_acked: bool = False
@@ -130,6 +132,8 @@ def _begin(event: Requested, fact: Recorded) -> VmState:
         requests=event.requests,
         limits=event.limits,
         targets=event.targets,
+        network=event.network,
+        address=event.address,
         placement=event.placement,
         spawn_timeout_s=event.spawn_timeout_s,
         register_timeout_s=event.register_timeout_s,

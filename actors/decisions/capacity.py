@@ -6,20 +6,23 @@ from typing import Any
 import msgspec
 
 from actors.commands import Answer, Demand
+from actors.decisions.addresses import Lease
 from actors.errors import Refused
 from actors.ports import NewFact
 from events import subjects
+from events.allocator import AddressLeased
 from events.backend import SlotTaken
 from events.coordinator import GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Resources
 from events.vm import Requested
+from projections.allocator import AllocatorState
 from projections.backend import BackendState
 from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
 
 COUNT_MOST = 100
-"""Agents one demand may ask for: three facts each stay well under the 1,000 of an atomic batch."""
+"""Agents one demand may ask for: four facts each stay well under the 1,000 of an atomic batch."""
 
 BACKOFF_FIRST_S = 30.0
 BACKOFF_MOST_S = 900.0
@@ -45,6 +48,7 @@ class ScalerRules(msgspec.Struct, frozen=True, kw_only=True):
     backoff_most_s: float = BACKOFF_MOST_S
     targets: tuple[str, ...] = ()
     label_sets: tuple[tuple[str, ...], ...] = ()  # declared, for people
+    network: str = ""  # the allocator aggregate its machines' addresses come from; empty: none of ours
 
 
 class Routed(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     vm: str
     placement: dict[str, Any]
+    lease: Lease | None = None
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     coordinator: CoordinatorState
     backend: BackendState
+    allocator: AllocatorState = AllocatorState()
     demand: DemandState = DemandState()
     live: frozenset[str] = frozenset()  # machines of any scaler here whose life is not over
 
@@ -107,12 +113,14 @@ def check_demand(demand: Demand) -> None:
         raise Refused("malformed", f"job {demand.job!r} with count {demand.count}: a job gets one agent")
 
 
-def admit(routed: Routed, held: Held, places: tuple[Place, ...], site: Site, now: datetime) -> Admission:
+def admit(
+    routed: Routed, held: Held, places: tuple[Place | None, ...], site: Site, now: datetime
+) -> Admission:
     """Admit as many of the agents wanted as the caps allow, in one batch.
 
     Refuses, in this order: an existing placement of the same job that lives; a closed gate; the scaler's
-    backoff; global agents; scaler agents; scaler cpus and memory. Every refusal names the cap, the need and
-    what is free. `places` has one entry per agent wanted.
+    backoff; global agents; scaler agents; scaler cpus and memory; addresses. Every refusal names the cap, the need and
+    what is free. `places` has one entry per agent wanted, None where no address is left.
     """
     existing = _existing(routed, held)
     if existing is not None:
@@ -125,7 +133,10 @@ def admit(routed: Routed, held: Held, places: tuple[Place, ...], site: Site, now
     granted: list[Place] = []
     for place in places:
         refusal = taken.refusal()
+        if refusal is None and place is None:
+            refusal = _no_address(routed.rules, held.allocator)
         if refusal is None:
+            assert place is not None, "a machine without a place is refused"
             taken.take()
             granted.append(place)
             answers.append(
@@ -149,6 +160,11 @@ def _existing(routed: Routed, held: Held) -> Answer | None:
                 message=f"job {routed.demand.job} already has agent {vm}",
             )
     return None
+
+
+def _no_address(rules: ScalerRules, allocator: AllocatorState) -> Answer:
+    message = f"addresses: 1 needed, 0 free of {rules.network}, {len(allocator.leases)} leased; give it a wider cidr"
+    return Answer(kind="at-capacity", scaler=rules.name, cap="addresses", message=message)
 
 
 def _closed(rules: ScalerRules, backend: BackendState, now: datetime) -> Answer | None:
@@ -213,6 +229,9 @@ def _facts(routed: Routed, held: Held, granted: tuple[Place, ...], site: Site) -
         facts.append(_next(facts, coordinator, held.coordinator, GlobalSlotTaken(vm=place.vm)))
         slot = SlotTaken(vm=place.vm, requests=routed.requests)
         facts.append(_next(facts, routed.rules.slot, held.backend, slot))
+        if place.lease is not None:
+            leased = AddressLeased(vm=place.vm, address=place.lease.address)
+            facts.append(_next(facts, routed.rules.network, held.allocator, leased))
         facts.append(
             NewFact(
                 aggregate=subjects.vm(place.vm),
@@ -235,8 +254,8 @@ def _facts(routed: Routed, held: Held, granted: tuple[Place, ...], site: Site) -
 def _next(
     facts: list[NewFact],
     aggregate: str,
-    held: CoordinatorState | BackendState | DemandState,
-    event: GlobalSlotTaken | SlotTaken | Placed,
+    held: CoordinatorState | BackendState | AllocatorState | DemandState,
+    event: GlobalSlotTaken | SlotTaken | AddressLeased | Placed,
 ) -> NewFact:
     """Return the aggregate's next fact: only its first in the batch carries the expected sequence."""
     earlier = sum(fact.aggregate == aggregate for fact in facts)
@@ -266,6 +285,8 @@ def _requested(routed: Routed, place: Place, site: Site) -> Requested:
         requests=routed.requests,
         limits=routed.limits,
         targets=rules.targets,
+        network=rules.network,
+        address="" if place.lease is None else place.lease.address,
         placement=place.placement,
         spawn_timeout_s=rules.spawn_timeout_s,
         register_timeout_s=rules.register_timeout_s,

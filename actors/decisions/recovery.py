@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from actors.ports import Found, Presence
+from actors.driver import Found, Presence
 from projections.vm import Phase, VmState
 
 Action = Literal[

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from events.allocator import AddressLeased
 from events.backend import DrainStarted, Paused, Resumed, SlotTaken
 from events.codec import AnyEvent
 from events.coordinator import ConfigApplied, GlobalSlotTaken, Started, Stopped
@@ -92,6 +93,7 @@ def _said_of_others(
     | Paused
     | DrainStarted
     | Resumed
+    | AddressLeased
     | Started
     | ConfigApplied
     | GlobalSlotTaken
@@ -101,6 +103,8 @@ def _said_of_others(
     match event:
         case SlotTaken(vm=vm) | GlobalSlotTaken(vm=vm):
             return f"for {vm}"
+        case AddressLeased(vm=vm, address=address):
+            return f"{address} for {vm}"
         case Paused(by=by) | DrainStarted(by=by) | Resumed(by=by):
             return f"by {by}"
         case Started(host=host, pid=pid, version=version):

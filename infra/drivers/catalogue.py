@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from actors.ports import Driver
+from actors.driver import Driver
 from infra.config.bare_metal import BareMetalScaler
 from infra.config.scaler import ScalerConfig
 from infra.config.scripted import ScriptedScaler

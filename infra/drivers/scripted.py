@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from actors.decisions.addresses import Lease
+from actors.driver import Abort, Exit, Found, Presence, Resource, SpawnOrder
 from actors.errors import DriverError
-from actors.ports import Abort, Exit, Found, Presence, Resource, SpawnOrder
 from events.vm import Handle
 
 BOOT = "scripted-boot-1"
@@ -177,12 +178,15 @@ class ScriptedDriver:
         """Return how often a call came, for one machine or for all."""
         return sum(1 for call in self.calls if call.name == name and vm in (None, call.vm))
 
-    def plan(self, vm: str, scaler: str, labels: tuple[str, ...]) -> dict[str, Any]:
+    def plan(
+        self, vm: str, scaler: str, labels: tuple[str, ...], lease: Lease | None = None
+    ) -> dict[str, Any]:
         """Return a placement with the virtual host's boot id."""
         self._record("plan", vm)
         if self.plan_error is not None:
             raise self.plan_error
-        return {"boot_id": self.host.boot_id, "scaler": scaler, "labels": list(labels)}
+        address = None if lease is None else lease.address
+        return {"boot_id": self.host.boot_id, "scaler": scaler, "labels": list(labels), "address": address}
 
     def spawn(self, order: SpawnOrder, abort: Abort) -> Handle:
         """Do what the script says."""
@@ -248,6 +252,9 @@ class ScriptedDriver:
         self.host.remove(vm)
         self._reach("scripted.destroy.gone")
         return "scripted: the virtual host has no trace of it"
+
+    def clear_bootstrap(self, vm: str, placement: dict[str, Any], handle: Handle) -> None:
+        """Do nothing: nothing is left where the machine could read it."""
 
     def survey(self) -> tuple[Resource, ...]:
         """List the virtual host's machines."""

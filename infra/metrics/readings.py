@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from actors.commands import ScalerStatus
-from actors.ports import Headroom, Resource
+from actors.driver import Resource
+from actors.ports import Headroom
 from infra.embedded.server_process import Status
 from infra.metrics.catalogue import ROLLUP
 from infra.metrics.lag import ViewLag

@@ -12,6 +12,7 @@ from psycopg import sql
 from infra.postgres.columns import codec_of
 from infra.postgres.database import Connection, Database, literal
 from projections import failures
+from projections.allocator import AllocatorState
 from projections.boot import FleetState
 from projections.catalogue import FLEET
 from projections.failures import FailureRow, ScalerFailures
@@ -21,6 +22,7 @@ from projections.fleet import (
     DEMANDS,
     FAILURES,
     HEADROOM,
+    NETWORKS,
     PLACES,
     AgentRow,
     CoordinatorRow,
@@ -213,6 +215,10 @@ def _fleet_state(connection: Connection, sequence: int) -> FleetState:
         coordinators={
             row.id: coordinator_state(row, frozenset(places.get(row.id, ())))
             for row in _all(connection, COORDINATORS)
+        },
+        allocators={
+            row.aggregate: AllocatorState(version=row.version, sequence=row.sequence, leases=row.leases)
+            for row in _all(connection, NETWORKS)
         },
         last_sequence=sequence,
     )

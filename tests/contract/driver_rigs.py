@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from actors.driver import Driver, Exit, Resource, SpawnOrder
 from actors.errors import DriverError
-from actors.ports import Driver, Exit, Resource, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet, process

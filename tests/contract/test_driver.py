@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.driver import Driver
 from actors.errors import DriverError
-from actors.ports import Driver
 from events.vm import Handle
 from tests.contract.driver_rigs import (
     LABELS,

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from actors.ports import Resource, SpawnOrder
+from actors.driver import Resource, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet

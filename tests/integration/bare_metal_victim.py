@@ -12,7 +12,7 @@ import threading
 
 import msgspec
 
-from actors.ports import SpawnOrder
+from actors.driver import SpawnOrder
 from events.envelope import Resources
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver
 

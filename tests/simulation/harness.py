@@ -16,6 +16,7 @@ from typing import Any
 from pykka import ActorRegistry
 
 from actors.commands import AgentDone, Answer, Demand, RegisterAgent, RemoveAgent, SetGate
+from actors.decisions.addresses import AddressPool
 from actors.decisions.capacity import ScalerRules, Site
 from actors.decisions.labels import RoutableScaler
 from actors.decisions.vm import NoteConfigAcked
@@ -34,6 +35,10 @@ from projections.boot import FleetState, fold_fleet
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCALERS = {"small": 3, "large": 2}
 GLOBAL_MOST = 4
+NETWORK = subjects.allocator("h1", "net")
+POOL = AddressPool(aggregate=NETWORK, cidr="10.44.0.0/29", gateway="10.44.0.1", bridge="flt-br0")
+OCCUPIED = frozenset({"10.44.0.2"})
+"""The addresses .3 to .6 are left for a scaler of three: each is used again and again."""
 
 
 class Crashed(BaseException):
@@ -189,6 +194,7 @@ class Simulation:
                 spawn_timeout_s=60,
                 register_timeout_s=120,
                 heartbeat_grace_s=60,
+                network=NETWORK if name == "small" else "",
             )
             for name, most in SCALERS.items()
         }
@@ -210,6 +216,8 @@ class Simulation:
             new_abort=threading.Event,
             link_up_since_s=lambda: 0.0,
             fatal=self.fatal.append,
+            pools={NETWORK: POOL},
+            occupied=lambda _: OCCUPIED,
         )
         self.fleet = Fleet(
             self.world,
@@ -347,6 +355,7 @@ class Simulation:
         """Check the promises that every prefix of the log keeps."""
         live: dict[str, str] = {}
         taken: dict[str, str] = {}
+        leased: dict[str, str] = {}
         spawned: set[str] = set()
         for fact in self.journal.replay():
             vm = fact.aggregate.removeprefix("vm.")
@@ -356,7 +365,14 @@ class Simulation:
                 case "vm.requested":
                     live[vm] = fact.event.slot
                     assert taken[vm] == fact.event.slot
+                    assert leased.get(vm, "") == fact.event.address
+                case "allocator.leased":
+                    address = fact.event.address
+                    assert address not in leased.values(), f"{address} was handed out twice"
+                    assert address not in OCCUPIED | {POOL.gateway}, f"{address} is not ours to give"
+                    leased[fact.event.vm] = address
                 case "vm.reaped":
+                    leased.pop(vm, None)
                     del live[vm]
                     del taken[vm]
                 case "vm.spawned":
@@ -383,6 +399,10 @@ class Simulation:
             assert set(held.slots) == set(folded.slots), (slot, set(held.slots), set(folded.slots))
             assert (held.gate, held.version) == (folded.gate, folded.version)
         assert actor.coordinator.slots == frozenset(state.vms)
+        folded_network, held_network = state.allocators.get(NETWORK), actor.allocators[NETWORK]
+        if folded_network is not None:
+            assert held_network.leases == folded_network.leases
+            assert held_network.version == folded_network.version
         assert set(self.world.router.vms) == set(state.vms)
 
     def check_nothing_left(self) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from actors.commands import Demand
+from actors.driver import Exit
 from actors.errors import DriverError
-from actors.ports import Decision, Exit, NewFact
+from actors.ports import Decision, NewFact
 from actors.world import Call, tell
 from events.vm import Condemned
 from infra.drivers.scripted import Script

@@ -13,7 +13,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from actors.commands import Answer, ScalerStatus
-from actors.ports import Headroom, Resource
+from actors.driver import Resource
+from actors.ports import Headroom
 from actors.projector import ProjectorStatus
 from events.envelope import Event, Recorded, Resources
 from events.vm import (

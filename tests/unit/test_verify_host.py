@@ -2,8 +2,8 @@
 
 import pytest
 
+from actors.driver import Resource
 from actors.errors import DriverError
-from actors.ports import Resource
 from infra.verify import verify_host
 from tests.fleet_log import ListLog, Story
 

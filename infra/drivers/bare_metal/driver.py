@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.decisions.addresses import Lease
+from actors.driver import Abort, Exit, Found, Presence, Resource, SpawnOrder
 from actors.errors import DriverError
-from actors.ports import Abort, Exit, Found, Presence, Resource, SpawnOrder
 from events.vm import Handle
 from infra.drivers.bare_metal import environment, hierarchy, launch, limits, process, sighting, teardown
 from infra.drivers.bare_metal.cgroup import Cgroup
@@ -75,9 +76,11 @@ class BareMetalDriver:
         """The helper in which agents are born, None where there is none; see `nursery`."""
         return self._starter.nursery.pid if self._starter.nursery is not None else None
 
-    def plan(self, vm: str, scaler: str, labels: tuple[str, ...]) -> dict[str, Any]:
+    def plan(
+        self, vm: str, scaler: str, labels: tuple[str, ...], lease: Lease | None = None
+    ) -> dict[str, Any]:
         """Return where the machine's directory and cgroups will be, and under which boot."""
-        del scaler
+        del scaler, lease
         self._label_set(labels)
         return {
             "version": 1,
@@ -206,6 +209,9 @@ class BareMetalDriver:
             f"cgroup {placement['cgroup']} empty and removed" if cgroup is not None else "no cgroup was had"
         )
         return f"{ending}; {where}; directory removed; {left.evidence}"
+
+    def clear_bootstrap(self, vm: str, placement: dict[str, Any], handle: Handle) -> None:
+        """Do nothing: nothing is left where the machine could read it."""
 
     def survey(self) -> tuple[Resource, ...]:
         """List the directories and the cgroups of all owners."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from actors.driver import Abort
 from actors.errors import DriverError
-from actors.ports import Abort
 from infra.drivers.bare_metal import process
 from infra.drivers.bare_metal.rundir import RunDirectory
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.driver import Abort
 from actors.errors import DriverError, FailureKind
-from actors.ports import Abort
 from infra.drivers.bare_metal import birth, launch
 from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.rundir import RunDirectory

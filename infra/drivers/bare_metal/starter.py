@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from actors.driver import Abort
 from actors.errors import DriverError
-from actors.ports import Abort
 from infra.drivers.bare_metal import launch, nursery
 from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.nursery import CannotBear, Nursery

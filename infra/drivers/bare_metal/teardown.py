@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from actors.driver import Abort
 from actors.errors import DriverError
-from actors.ports import Abort
 from infra.drivers.bare_metal import process
 from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.rundir import RunDirectory

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from actors.ports import Exit
+from actors.driver import Exit
 from infra.drivers.bare_metal import process
 
 log = logging.getLogger(__name__)
