@@ -1,0 +1,52 @@
+"""What the host itself shows of one test's agents and servers: processes, cgroups, directories; no driver is asked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from infra.drivers.bare_metal.cgroup import mounts
+
+
+def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until `done`, or fail with `what` did not come about."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.03)
+
+
+def processes_of(place: Path) -> dict[int, str]:
+    """Return the processes whose command line, environment or folder names `place`, with what they are."""
+    found = {}
+    mark = str(place)
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            words = process.cmdline()
+            if any(mark in text for text in (*words, *process.environ().values(), process.cwd())):
+                found[process.pid] = " ".join(words)
+    return found
+
+
+def cgroups_of(owner: str) -> list[str]:
+    """Return the agents' cgroups of one coordinator, in every hierarchy."""
+    found: list[str] = []
+    for mount in (*mounts("cgroup2"), *mounts("cgroup")):
+        for folder in mount.point.glob(f"**/fleetlog/{owner}"):
+            found += [str(path) for path in folder.iterdir() if path.is_dir()]
+    return found
+
+
+def remove_cgroup_level(owner: str) -> None:
+    """Remove the emptied level that coordinators keep for their agents."""
+    for mount in (*mounts("cgroup2"), *mounts("cgroup")):
+        for folder in mount.point.glob(f"**/fleetlog/{owner}"):
+            folder.rmdir()
