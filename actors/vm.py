@@ -11,6 +11,7 @@ from actors.decisions.recovery import Action
 from actors.decisions.vm import (
     End,
     NoteDeadline,
+    NoteExit,
     NoteGone,
     NoteSilence,
     NoteSpawned,
@@ -54,6 +55,9 @@ ABORT_GRACE_S = 30.0
 
 DEADLINE_AGAIN_S = 1.0
 """How soon a passed deadline is looked at again, should the log not take its fact at once."""
+
+LEAVE_GRACE_S = 2.0
+"""How long an agent that said done may take to leave by itself before it is taken down."""
 
 STOP_GRACE_S = 5.0
 """What an agent is given between being told to stop and SIGTERM reaching it by the driver."""
@@ -117,6 +121,8 @@ class VmActor(Aggregate):
                 self._tear_down()
             case NoteSpawnFailed() if self.state.ended:
                 self._tear_down()
+            case NoteExit() if self.state.ended:
+                self._tear_down()  # it left by itself; nothing to wait for
             case NoteTornDown() | NoteTeardownFailed():
                 self._machine.tearing_down = False
             case _:
@@ -263,7 +269,10 @@ class VmActor(Aggregate):
         self._answer_early()
         if self.state.registered_at is not None and reason in ("operator", "drain", "shutdown"):
             self.world.link.stop(self.state.id, reason, STOP_GRACE_S)
-        self._tear_down()
+        if reason == "job-complete":
+            self._set_timer("teardown", LEAVE_GRACE_S)
+        else:
+            self._tear_down()
 
     def _bury(self) -> None:
         for timer in ("deadline", "silence", "teardown", "inspect", "spawn-hangs"):

@@ -117,6 +117,9 @@ def test_one_life_from_demand_to_reaped() -> None:
     simulation.acked(vm)
     simulation.done(vm, exit_code=3)
     simulation.settle()
+    assert simulation.running() == [vm], "an agent that said done is given a moment to leave by itself"
+    simulation.host.end(vm, exit_code=3)
+    simulation.settle()
     tags = [fact.tag for fact in simulation.journal.read(f"vm.{vm}")]
     assert tags == [
         "vm.requested",
@@ -250,7 +253,7 @@ def test_a_registration_that_must_not_be_is_refused(before: str, code: str) -> N
     simulation.settle()
     if before == "reaped":
         simulation.done(vm)
-        simulation.settle()
+        simulation.advance(3)
         with pytest.raises(Exception, match="one life is over") as caught:
             simulation.fleet._explain_absence(vm)
         assert getattr(caught.value, "code", None) == code
