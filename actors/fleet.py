@@ -57,19 +57,31 @@ class Fleet:
 
         A demand with a job is known by the hash of the job's id: the same job asking twice is one demand.
         """
+        try:
+            answers = self._admit(demand)
+        except Refused as refused:
+            self._count((Answer(kind="refused", message=str(refused)),))
+            raise
+        self._count(answers)
+        return answers
+
+    def _admit(self, demand: Demand) -> tuple[Answer, ...]:
         check_demand(demand)
         routed = self.route(demand)
         if isinstance(routed, Answer):
-            answers: tuple[Answer, ...] = (routed,) * demand.count
-        else:
-            allocator = self._world.router.allocator
-            assert allocator is not None, "front doors open after the actors"
-            answers = self._ask(allocator, Call(routed, cause=f"demand:{demand.id}", correlation=demand.id))
+            return (routed,) * demand.count
+        allocator = self._world.router.allocator
+        assert allocator is not None, "front doors open after the actors"
+        answers: tuple[Answer, ...] = self._ask(
+            allocator, Call(routed, cause=f"demand:{demand.id}", correlation=demand.id)
+        )
+        return answers
+
+    def _count(self, answers: tuple[Answer, ...]) -> None:
         for answer in answers:
             if answer.kind not in ("spawning", "existing"):
                 for told in self.refusals:
                     told(answer)
-        return answers
 
     def route(self, demand: Demand) -> Routed | Answer:
         """Return the demand with the label set that takes it, or the answer that none does."""
