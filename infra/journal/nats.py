@@ -1,5 +1,6 @@
 """The log on a JetStream stream: the journal port, put together."""
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
@@ -47,6 +48,7 @@ class NatsJournal:
         self._read_timeout_s = read_timeout_s
         self._live_machines = live_machines
         self._follows: list[Follow] = []
+        self._lock = threading.Lock()
         self._wires = Wires(self._connect, read_timeout_s)
         self._reader = Reader(self._wires, cluster)
         with self._wires.one() as wire:
@@ -84,7 +86,8 @@ class NatsJournal:
         follow = Follow(
             self._connect, self.cluster, after=after, deliver=deliver, timeout_s=self._read_timeout_s
         )
-        self._follows = [one for one in self._follows if one.running] + [follow]
+        with self._lock:
+            self._follows = [one for one in self._follows if one.running] + [follow]
         return follow
 
     def headroom(self) -> Headroom:
@@ -106,7 +109,9 @@ class NatsJournal:
     def close(self) -> None:
         """Wait for queued appends within the deadline, end follows and reads. Repeatable."""
         self._appender.close(self._deadline_s)
-        for follow in self._follows:
+        with self._lock:
+            follows, self._follows = self._follows, []
+        for follow in follows:
             follow.stop()
         self._wires.close()
 

@@ -164,6 +164,8 @@ def foreign_settings(config: dict[str, Any], cluster: str) -> list[str]:
 
 def _compare(config: dict[str, Any], wire: Wire, cluster: str) -> None:
     wrong = foreign_settings(config, cluster)
+    if "allow_atomic" not in config:
+        wrong.append(f"the server is {wire.info.get('version')}, and atomic batches need 2.12 or later")
     if wrong:
         raise LogRefused(
             f"stream {config['name']} at {wire.address} has foreign settings: {'; '.join(wrong)}. Set them right "
