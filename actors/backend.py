@@ -34,6 +34,7 @@ class BackendActor(Aggregate):
         self.state = state
         self._waiting: deque[str] = deque()
         self._granted: set[str] = set()  # told to start; no fact of it seen yet
+        self._starting = {vm for vm, slot in state.slots.items() if slot.starting}
 
     def resolve(self, call: Call) -> Proposal | None:
         """Decide about the gate, or say how the scaler stands."""
@@ -79,6 +80,10 @@ class BackendActor(Aggregate):
         vm = fact.aggregate.removeprefix("vm.")
         self.state = evolve_vm(self.state, fact.event, fact)
         slot = self.state.slots.get(vm)
+        if slot is not None and slot.starting:
+            self._starting.add(vm)
+        else:
+            self._starting.discard(vm)
         if slot is None or slot.ended or slot.starting or slot.registered:
             self._granted.discard(vm)
         self._give_turns()
@@ -96,8 +101,7 @@ class BackendActor(Aggregate):
                 super().receive(message)
 
     def _give_turns(self) -> None:
-        starting = {vm for vm, slot in self.state.slots.items() if slot.starting} if self._waiting else set()
-        while self._waiting and len(starting | self._granted) < self.rules.max_concurrent_spawns:
+        while self._waiting and len(self._starting | self._granted) < self.rules.max_concurrent_spawns:
             vm = self._waiting.popleft()
             slot = self.state.slots.get(vm)
             if slot is not None and slot.ended:

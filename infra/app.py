@@ -30,6 +30,7 @@ from infra.agent.door import AgentDoor
 from infra.api.door import ApiDoor, Knowledge
 from infra.boot import Booted, boot
 from infra.clock import SystemClock, ThreadTimers
+from infra.collector import collect_seldom
 from infra.config.fleet import FleetConfig, digest
 from infra.crash import crash_points
 from infra.drivers.catalogue import AgentLines, build_driver
@@ -110,6 +111,7 @@ class Coordinator:
             raise
 
     def _start(self) -> None:
+        collect_seldom()
         check_disk(self.options.data_directory)
         self.data = self._closers.enter_context(DataDirectory(self.options.data_directory))
         self.servers = Servers(self.options.servers, self.data, self.clock)

@@ -258,11 +258,11 @@ def _next(
     event: GlobalSlotTaken | SlotTaken | AddressLeased | Placed,
 ) -> NewFact:
     """Return the aggregate's next fact: only its first in the batch carries the expected sequence."""
-    earlier = sum(fact.aggregate == aggregate for fact in facts)
+    last = next((fact for fact in reversed(facts) if fact.aggregate == aggregate), None)  # near the end, if any
     return NewFact(
         aggregate=aggregate,
-        version=held.version + 1 + earlier,
-        expected_sequence=None if earlier else held.sequence,
+        version=(held if last is None else last).version + 1,
+        expected_sequence=held.sequence if last is None else None,
         event=event,
     )
 
