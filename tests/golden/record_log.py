@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from events.allocator import AddressLeased
 from events.codec import recorded_as_form
 from events.envelope import Recorded
 from events.vm import VmEvent
@@ -94,7 +95,23 @@ def told() -> list[Recorded]:
     return Story(2151).run(110).facts
 
 
-KINDS = {"lived": lived, "told": told}
+def leased() -> list[Recorded]:
+    """Tell of machines with addresses: one that is reaped, whose address another one gets, and one that lives on."""
+    story = Story(5)
+    network = "allocator.alpha-host.default"
+    first = story.begin(straight=True)
+    story.decide((network, AddressLeased(vm=first, address="10.0.0.2")))
+    second = story.begin(straight=True)
+    story.decide((network, AddressLeased(vm=second, address="10.0.0.3")))
+    story.finish(second, steps=2)
+    story.finish(first)
+    third = story.begin(straight=True)
+    story.decide((network, AddressLeased(vm=third, address="10.0.0.2")))
+    story.finish(third, steps=3)
+    return story.facts
+
+
+KINDS = {"lived": lived, "told": told, "leased": leased}
 
 
 def main() -> None:

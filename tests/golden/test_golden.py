@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from events import backend, coordinator, demand, vm
+from events import allocator, backend, coordinator, demand, vm
 from events.codec import EVENT_TYPES, TAGS, UPCASTS, decode, recorded_as_form
 from events.envelope import Event, Recorded, Unknown
+from projections.allocator import AllocatorState
+from projections.allocator import evolve as evolve_allocator
 from projections.backend import BackendState
 from projections.backend import evolve as evolve_backend
 from projections.backend import evolve_vm as evolve_backend_vm
@@ -90,6 +92,7 @@ def _fold_vm(fact: Recorded) -> object:
 
 FOLDS: tuple[tuple[Any, Callable[[Recorded], object]], ...] = (
     (vm.VmEvent, _fold_vm),
+    (allocator.AllocatorEvent, lambda fact: evolve_allocator(AllocatorState(), fact.event, fact)),
     (backend.BackendEvent, lambda fact: evolve_backend(BackendState(), fact.event, fact)),
     (coordinator.CoordinatorEvent, lambda fact: evolve_coordinator(CoordinatorState(), fact.event, fact)),
     (demand.DemandEvent, lambda fact: evolve_demand(DemandState(), fact.event, fact)),

@@ -18,7 +18,7 @@ FLOORS = ("events", "projections", "actors", "infra")
 MODULE_LINES_MOST = 400
 FUNCTION_LINES_MOST = 70
 
-MACHINE_PATHS = re.compile(r"(?<![\w.}])/(?:home|root|work|Users)/[\w.-]")
+MACHINE_PATHS = re.compile(r"(?<![\w.}*])/(?:home|root|work|Users)/[\w.-]")
 REGISTRY_HOSTS = re.compile(
     r"pypi\.org|python[h]osted|registry\.npm|deb\.debian|ghcr\.io|docker\.io/|://[^/\s]*mirror"
 )
