@@ -20,7 +20,7 @@ from infra.doctor.coordinators import check_coordinators
 from infra.doctor.host import check_cgroups, check_disk, check_programs
 from infra.doctor.log import check_log
 from infra.doctor.tables import check_tables
-from infra.drivers.bare_metal.cgroup import mounts, own_path
+from infra.host_process.cgroup import mounts, own_path
 
 _file = click.Path(path_type=Path)
 

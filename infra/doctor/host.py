@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.config.bare_metal import BareMetalLabelSet
 from infra.config.fleet import FleetConfig
 from infra.doctor.check import Check, fail, good, warn
-from infra.drivers.bare_metal.cgroup import Mount
+from infra.host_process.cgroup import Mount
 
 _DISK_WARN_BYTES = 2 << 30
 _DISK_FAIL_BYTES = 200 << 20

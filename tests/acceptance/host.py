@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from infra.drivers.bare_metal.cgroup import mounts
+from infra.host_process.cgroup import mounts
 
 
 def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:

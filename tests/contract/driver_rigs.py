@@ -19,8 +19,9 @@ from actors.driver import Driver, Exit, Resource, SpawnOrder
 from actors.errors import DriverError
 from events.envelope import Resources
 from events.vm import Handle
-from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet, process
+from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet
 from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
+from infra.host_process import process
 
 LABELS = ("linux", "contract")
 DEADLINE_S = 20.0

@@ -15,7 +15,7 @@ from actors.driver import Resource, SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet
-from infra.drivers.bare_metal.cgroup import mounts
+from infra.host_process.cgroup import mounts
 from tests.contract.driver_rigs import wait_until
 
 LABELS = ("metal",)

@@ -18,10 +18,11 @@ import pytest
 
 from actors.errors import DriverError
 from events.envelope import Resources
-from infra.drivers.bare_metal import hierarchy, launch, process
-from infra.drivers.bare_metal.cgroup import Cgroup, Mount, mounts
+from infra.drivers.bare_metal import hierarchy, launch
 from infra.drivers.bare_metal.nursery import CannotBear, Nursery
 from infra.drivers.bare_metal.rundir import Mark, RunDirectory
+from infra.host_process import process
+from infra.host_process.cgroup import Cgroup, Mount, mounts
 from tests.contract.driver_rigs import Ends, wait_until
 from tests.integration.bare_metal_site import VM, Site, alive, require_root
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.drivers.bare_metal.cgroup import Mount
-from infra.drivers.bare_metal.mountinfo import mounted
-from infra.drivers.bare_metal.process import legal, parse_stat
+from infra.host_process.cgroup import Mount
+from infra.host_process.mountinfo import mounted
+from infra.host_process.process import legal, parse_stat
 
 
 def test_a_mount_is_read_with_its_optional_fields_and_escapes() -> None:

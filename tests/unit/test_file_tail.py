@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.drivers.bare_metal.output import punch
 from infra.file_tail import (
     CUT_MARKER,
     LINE_BYTES,
@@ -20,6 +19,7 @@ from infra.file_tail import (
     last_lines,
     whole_characters,
 )
+from infra.host_process.output import punch
 
 
 def append(path: Path, content: bytes) -> None:

@@ -13,15 +13,17 @@ from actors.decisions.addresses import Lease
 from actors.driver import Abort, Exit, Found, Presence, Resource, SpawnOrder
 from actors.errors import DriverError
 from events.vm import Handle
-from infra.drivers.bare_metal import environment, hierarchy, launch, limits, process, sighting, teardown
-from infra.drivers.bare_metal.cgroup import Cgroup
+from infra.drivers.bare_metal import environment, hierarchy, launch, limits, sighting, teardown
 from infra.drivers.bare_metal.config import BareMetalConfig, LabelSet
-from infra.drivers.bare_metal.output import Output, Sink
-from infra.drivers.bare_metal.rundir import Mark, ProcessRecord, RunDirectory, keep_log, trim_logs
+from infra.drivers.bare_metal.rundir import Mark, ProcessRecord, RunDirectory
 from infra.drivers.bare_metal.sighting import Sighting
 from infra.drivers.bare_metal.starter import Birth, Starter
-from infra.drivers.bare_metal.watcher import Watched, Watcher
 from infra.file_tail import last_lines
+from infra.host_process import process
+from infra.host_process.cgroup import Cgroup
+from infra.host_process.files import keep_log, trim_logs
+from infra.host_process.output import Output, Sink
+from infra.host_process.watcher import Watched, Watcher
 
 log = logging.getLogger(__name__)
 HANDLE_VERSION = 1
@@ -62,9 +64,9 @@ class BareMetalDriver:
             )
         if any(label_set.network_policy for label_set in config.label_sets):
             log.warning("network_policy of a host process cannot be enforced; use containers or microVMs")
-        self._watcher = Watcher()
+        self._watcher = Watcher("bare-metal")
         self._starter = Starter(self._watcher, reach, cgroups=self._hierarchy is not None)
-        self._output = Output(sink, config.live_log_bytes)
+        self._output = Output(sink, config.live_log_bytes, "bare-metal")
 
     @property
     def backend(self) -> str:
@@ -167,7 +169,7 @@ class BareMetalDriver:
                 return
             self._watcher.add(vm, pid, start_ticks, pidfd)
         if run.exists():
-            self._output.follow(vm, run)
+            self._output.follow(vm, run.output, run.offset)
         if not self._watcher.on_end(vm, ended):
             ended(Exit(exit_code=None, detail="it was taken down"))
 
@@ -301,7 +303,7 @@ class BareMetalDriver:
             )
         except OSError as error:
             raise DriverError("exhausted", f"cannot record its process: {error}", transient=True) from error
-        self._output.follow(order.vm, run)
+        self._output.follow(order.vm, run.output, run.offset)
         self._reach("bare-metal.spawn.recorded")
         return handle
 

@@ -10,7 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from infra.drivers.bare_metal.cgroup import Cgroup, Mount, mounts, own_path
+from infra.host_process.cgroup import Cgroup, Mount, mounts, own_path
 
 log = logging.getLogger(__name__)
 PARENT = "fleetlog"

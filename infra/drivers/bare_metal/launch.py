@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from actors.driver import Abort
 from actors.errors import DriverError
-from infra.drivers.bare_metal import process
 from infra.drivers.bare_metal.rundir import RunDirectory
+from infra.host_process import process
 
 # The process writes its own number down, joins its cgroups, sees that nobody tears it down already, and becomes the
 # agent. It stays the same process throughout. Only builtins: a fork here would be a process of its own.

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from events.envelope import Resources
-from infra.drivers.bare_metal.cgroup import Cgroup, mounts
 from infra.drivers.bare_metal.hierarchy import PARENT
+from infra.host_process.cgroup import Cgroup, mounts
 
 log = logging.getLogger(__name__)
 PERIOD_US = 100_000

@@ -17,8 +17,8 @@ from pathlib import Path
 from actors.driver import Abort
 from actors.errors import DriverError, FailureKind
 from infra.drivers.bare_metal import birth, launch
-from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.rundir import RunDirectory
+from infra.host_process.cgroup import Cgroup
 
 log = logging.getLogger(__name__)
 _SLICE_MS = 10

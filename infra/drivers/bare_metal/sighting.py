@@ -10,9 +10,10 @@ from typing import Literal
 import msgspec
 
 from events.vm import Handle
-from infra.drivers.bare_metal import launch, process
-from infra.drivers.bare_metal.cgroup import Cgroup
+from infra.drivers.bare_metal import launch
 from infra.drivers.bare_metal.rundir import RunDirectory
+from infra.host_process import process
+from infra.host_process.cgroup import Cgroup
 
 Main = Literal[
     "none",  # no process of ours: none was started, it ended, or its number is another's now

@@ -11,10 +11,10 @@ import msgspec
 from actors.driver import Abort
 from actors.errors import DriverError
 from infra.drivers.bare_metal import launch, nursery
-from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.nursery import CannotBear, Nursery
 from infra.drivers.bare_metal.rundir import RunDirectory
-from infra.drivers.bare_metal.watcher import Watched, Watcher
+from infra.host_process.cgroup import Cgroup
+from infra.host_process.watcher import Watched, Watcher
 
 log = logging.getLogger(__name__)
 _COLLECT_WAIT_S = 2.0

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from actors.driver import Abort
 from actors.errors import DriverError
-from infra.drivers.bare_metal import process
-from infra.drivers.bare_metal.cgroup import Cgroup
 from infra.drivers.bare_metal.rundir import RunDirectory
 from infra.drivers.bare_metal.sighting import Sighting, held
+from infra.host_process import process
+from infra.host_process.cgroup import Cgroup
 
 _SLICE_S = 0.05
 _LOOK_AGAIN_S = 0.01

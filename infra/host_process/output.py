@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from infra.drivers.bare_metal.rundir import RunDirectory, replace_file
 from infra.file_tail import POLL_S, FileTail, Position
+from infra.host_process.files import replace_file
 
 log = logging.getLogger(__name__)
 Sink = Callable[[str, str], None]
-"""Takes (vm, line). Called from one thread; slow sinks cost the agents lines, never us memory."""
+"""Takes (source, line); the source is what the file was followed as. Called from one thread; slow sinks cost the
+machines lines, never us memory."""
 _SAVE_EVERY_POLLS = 10
 _FINAL_SLICES = 64
 _BLOCK_BYTES = 4096
@@ -26,7 +28,8 @@ _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 
 @dataclass
 class _Followed:
-    run: RunDirectory
+    file: Path
+    offset: Path
     tail: FileTail
     saved: Position
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while lines go to the sink
@@ -36,7 +39,8 @@ class _Followed:
 class Output:
     """Follows the output of all running machines. The thread starts with the first one. Thread-safe."""
 
-    def __init__(self, sink: Sink | None, live_log_bytes: int) -> None:
+    def __init__(self, sink: Sink | None, live_log_bytes: int, name: str) -> None:
+        self._name = name
         self._sink = sink
         self._live_log_bytes = live_log_bytes
         self._followed: dict[str, _Followed] = {}
@@ -45,32 +49,32 @@ class Output:
         self._thread: threading.Thread | None = None
         self._unpunchable_said = False
 
-    def follow(self, vm: str, run: RunDirectory) -> None:
-        """Follow a machine from where it was left, also by a coordinator before us. Repeatable."""
+    def follow(self, source: str, file: Path, offset: Path) -> None:
+        """Follow a file from where it was left, also by a coordinator before us, as `offset` has it. Repeatable."""
         position = Position()
         with suppress(OSError, msgspec.MsgspecError):
-            position = msgspec.json.decode(run.offset.read_bytes(), type=Position)
+            position = msgspec.json.decode(offset.read_bytes(), type=Position)
         with self._lock:
-            if vm in self._followed or self._stop.is_set():
+            if source in self._followed or self._stop.is_set():
                 return
-            self._followed[vm] = _Followed(run, FileTail(run.output, position), position)
+            self._followed[source] = _Followed(file, offset, FileTail(file, position), position)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bare-metal-output", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"{self._name}-output", daemon=True)
                 self._thread.start()
 
-    def finish(self, vm: str) -> None:
+    def finish(self, source: str) -> None:
         """Pass on what is left, within a bound, and let go. Repeatable."""
         with self._lock:
-            followed = self._followed.pop(vm, None)
+            followed = self._followed.pop(source, None)
         if followed is None:
             return
         with followed.lock:
             followed.finished = True
             for _ in range(_FINAL_SLICES):
-                if self._pass_on(vm, followed) == 0:
+                if self._pass_on(source, followed) == 0:
                     break
             followed.tail.flush()
-            self._deliver(vm, followed)
+            self._deliver(source, followed)
             followed.tail.close()
 
     def close(self) -> None:
@@ -92,53 +96,51 @@ class Output:
             polls += 1
             with self._lock:
                 all_followed = list(self._followed.items())
-            for vm, followed in all_followed:
+            for source, followed in all_followed:
                 with followed.lock:
                     if not followed.finished:
-                        self._tend(vm, followed, save=polls % _SAVE_EVERY_POLLS == 0)
+                        self._tend(source, followed, save=polls % _SAVE_EVERY_POLLS == 0)
 
-    def _tend(self, vm: str, followed: _Followed, *, save: bool) -> None:
+    def _tend(self, source: str, followed: _Followed, *, save: bool) -> None:
         if self._sink is not None:
-            self._pass_on(vm, followed)
+            self._pass_on(source, followed)
             if save:
                 self._save(followed)
-        self._bound(followed.run)
+        self._bound(followed.file)
 
-    def _pass_on(self, vm: str, followed: _Followed) -> int:
+    def _pass_on(self, source: str, followed: _Followed) -> int:
         if self._sink is None:
             return 0
         read_bytes = followed.tail.poll()
-        self._deliver(vm, followed)
+        self._deliver(source, followed)
         return read_bytes
 
-    def _deliver(self, vm: str, followed: _Followed) -> None:
+    def _deliver(self, source: str, followed: _Followed) -> None:
         if self._sink is None:
             return
         for line in followed.tail.take():
             try:
-                self._sink(vm, line)
+                self._sink(source, line)
             except Exception:
-                log.exception("a line of %s could not be passed on", vm)
+                log.exception("a line of %s could not be passed on", source)
 
     def _save(self, followed: _Followed) -> None:
         position = followed.tail.position
         if position != followed.saved:
             with suppress(OSError):
-                replace_file(followed.run.offset, msgspec.json.encode(position))
+                replace_file(followed.offset, msgspec.json.encode(position))
                 followed.saved = position
 
-    def _bound(self, run: RunDirectory) -> None:
+    def _bound(self, file: Path) -> None:
         """Give the disk back all but the newest half of the bound; offsets stay what they were."""
         try:
-            status = run.output.stat()
+            status = file.stat()
             if status.st_blocks * 512 <= self._live_log_bytes:
                 return
             length = (status.st_size - self._live_log_bytes // 2) // _BLOCK_BYTES * _BLOCK_BYTES
             if length > 0:
-                punch(str(run.output), length)
-                log.warning(
-                    "%s is over %d bytes: its oldest part was discarded", run.output, self._live_log_bytes
-                )
+                punch(str(file), length)
+                log.warning("%s is over %d bytes: its oldest part was discarded", file, self._live_log_bytes)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from infra.drivers.bare_metal.mountinfo import mounted
+from infra.host_process.mountinfo import mounted
 
 POLL_S = 0.05
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from actors.driver import Exit
-from infra.drivers.bare_metal import process
+from infra.host_process import process
 
 log = logging.getLogger(__name__)
 _EVENTS = 256
@@ -31,9 +31,10 @@ class Watched:
 
 
 class Watcher:
-    """One thread for all processes; started with the first one. Thread-safe."""
+    """One thread, called after `name`, for all processes; started with the first one. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._epoll = select.epoll()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._stop, select.EPOLLIN)
@@ -55,7 +56,7 @@ class Watcher:
             self._by_fd[pidfd] = watched
             self._epoll.register(pidfd, select.EPOLLIN)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bare-metal-watch", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"{self._name}-watch", daemon=True)
                 self._thread.start()
         return watched
 
