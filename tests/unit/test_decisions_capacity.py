@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from actors.commands import Answer, Demand, SetGate
+from actors.decisions.addresses import AddressPool, choose
 from actors.decisions.backend import decide as decide_gate
 from actors.decisions.capacity import (
     COUNT_MOST,
@@ -20,11 +21,13 @@ from actors.decisions.capacity import (
     check_demand,
 )
 from actors.errors import Refused
+from events.allocator import AddressLeased
 from events.backend import DrainStarted, Paused, Resumed, SlotTaken
 from events.coordinator import GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Resources
 from events.vm import Requested
+from projections.allocator import AllocatorState
 from projections.backend import BackendState, Gate, Slot
 from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
@@ -208,6 +211,36 @@ def test_a_job_whose_agent_is_over_gets_another_one_as_the_demand_s_next_version
     placed = DemandState(version=1, sequence=9, job="job-1", vms=("a-9",))
     fact = ask(routed(job="job-1"), msgspec.structs.replace(held(), demand=placed)).facts[-1]
     assert (fact.aggregate, fact.version, fact.expected_sequence) == ("demand.d-1", 2, 9)
+
+
+NETWORK = "allocator.alpha-host.default"
+POOL = AddressPool(aggregate=NETWORK, cidr="10.0.0.0/29", gateway="10.0.0.1", bridge="flt-br0")
+
+
+def _with_addresses(places: tuple[Place | None, ...], holding: Held) -> Admission:
+    rules = msgspec.structs.replace(RULES, network=NETWORK)
+    leases = AllocatorState(version=2, sequence=20, leases={"10.0.0.1": "t-8"})
+    holding = msgspec.structs.replace(holding, allocator=leases)
+    return admit(routed(len(places), rules=rules), holding, places, SITE, AT)
+
+
+def test_an_address_is_leased_in_the_batch_that_requests_its_machine() -> None:
+    place = Place(vm="a-0", placement={}, lease=choose(POOL, AllocatorState(), frozenset({"10.0.0.2"})))
+    facts = _with_addresses((place,), held()).facts
+    assert [fact.aggregate for fact in facts] == ["coordinator.alpha", SLOT, NETWORK, "vm.a-0"]
+    assert (facts[2].version, facts[2].expected_sequence) == (3, 20)
+    assert facts[2].event == AddressLeased(vm="a-0", address="10.0.0.3")
+    requested = facts[3].event
+    assert isinstance(requested, Requested)
+    assert (requested.network, requested.address) == (NETWORK, "10.0.0.3")
+
+
+def test_where_no_address_is_left_the_network_is_named_after_every_other_cap() -> None:
+    answer = _with_addresses((None,), held()).answers[0]
+    assert (answer.kind, answer.cap) == ("at-capacity", "addresses")
+    assert answer.message.startswith(f"addresses: 1 needed, 0 free of {NETWORK}")
+    assert kinds(_with_addresses((None,), held(3))) == ["scaler-agents"]
+    assert _with_addresses((None,), held()).facts == ()
 
 
 @pytest.mark.parametrize("gate", ["paused", "draining"])

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from actors.decisions.recovery import TABLE, Action, action
-from actors.ports import Found, Presence
+from actors.driver import Found, Presence
 from projections.vm import Phase
 from tests.given import HISTORIES, PHASES, life
 
