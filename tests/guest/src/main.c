@@ -1,17 +1,35 @@
+/* Start everything, then go round: frames in, what is due, sleep. */
+#include "agent.h"
 #include "machine.h"
+#include "nats.h"
+#include "net.h"
+#include "tcp.h"
+
+enum { COMMAND_LINE_POINTER = 0x228 }; /* in Linux's boot parameters */
+
+static uint64_t earlier(uint64_t one, uint64_t other) {
+    return one < other ? one : other;
+}
 
 void main(const uint8_t *boot_parameters) {
-    (void)boot_parameters;
     machine_start();
-    say("up %d ms", (int)(now_ns() / MS));
-    for (int i = 0; i < 3; i++) {
-        sleep_until(now_ns() + 100 * MS);
-        say("tick %d ms", (int)(now_ns() / MS));
+    slice command_line = text_slice((const char *)(uintptr_t) * (const uint32_t *)(boot_parameters + COMMAND_LINE_POINTER));
+    if (!net_start(command_line)) {
+        power_off();
     }
-    uint64_t until = now_ns() + 2000 * MS;
-    while (!ctrl_alt_del() && now_ns() < until) {
-        sleep_until(until);
+    metadata_start(agent_start);
+    say("up, %d ms: %I via %I, %M", (int)(now_ns() / MS), self.ip, self.gateway, self.mac);
+    for (;;) {
+        net_poll();
+        if (ctrl_alt_del()) {
+            agent_interrupted();
+        }
+        uint64_t now = now_ns();
+        uint64_t due = earlier(metadata_tick(now), agent_tick(now));
+        due = earlier(due, nats_tick(now));
+        due = earlier(due, tcp_tick(now));
+        if (!card_waiting()) {
+            sleep_until(due);
+        }
     }
-    say("goodbye %d ms", (int)(now_ns() / MS));
-    power_off();
 }

@@ -1,0 +1,29 @@
+"""What these tests need of the host: root, kernel devices, and Debian packages, each asked for by name."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {"gcc": "gcc", "ld": "binutils", "ip": "iproute2", "bridge": "iproute2", "mkfs.ext4": "e2fsprogs"}
+"""Commands, and the Debian package that brings each."""
+
+_DEVICES = ("/dev/kvm", "/dev/net/tun")
+
+
+def need_firecracker_host() -> None:
+    """Skip without the kernel's devices; skip, or fail where FLEETLOG_REQUIRE says so, without root or a package."""
+    for device in _DEVICES:
+        if not Path(device).exists():
+            pytest.skip(f"this kernel has no {device}: no microVM can run here")
+    if os.geteuid() != 0:
+        _lack("root", "microVMs with a network need root")
+    missing = sorted({package for command, package in PACKAGES.items() if shutil.which(command) is None})
+    if missing:
+        _lack("packages", f"missing: apt-get install {' '.join(missing)}")
+
+
+def _lack(what: str, message: str) -> None:
+    required = os.environ.get("FLEETLOG_REQUIRE", "").split(",")
+    (pytest.fail if what in required else pytest.skip)(message)
