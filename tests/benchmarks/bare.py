@@ -76,34 +76,48 @@ def publish_pipelined(address: NatsAddress, cluster: str, payload: bytes, count:
     return with_client(address, work)
 
 
-async def _batch(client: Client, subject: str, payload: bytes, size: int) -> None:
-    """Publish one atomic batch by hand and await its acknowledgement."""
+async def _batch(client: Client, subject: str, payload: bytes, size: int, *, guarded: bool = False) -> None:
+    """Publish one atomic batch by hand and await its acknowledgement.
+
+    `guarded`: each message on a subject of its own, with an id and the expected sequence, as independent writers need.
+    """
     name = secrets.token_hex(4)
-    for place in range(1, size):
+
+    def message(place: int) -> tuple[str, dict[str, str]]:
         headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
-        await client.publish(subject, payload, headers=headers)
-    last = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(size), "Nats-Batch-Commit": "1"}
-    answer = msgspec.json.decode((await client.request(subject, payload, timeout=30, headers=last)).data)
+        if not guarded:
+            return subject, headers
+        own = f"{subject}-{name}-{place}"
+        return own, {**headers, "Nats-Msg-Id": own, "Nats-Expected-Last-Subject-Sequence": "0"}
+
+    for place in range(1, size):
+        to, headers = message(place)
+        await client.publish(to, payload, headers=headers)
+    to, headers = message(size)
+    headers["Nats-Batch-Commit"] = "1"
+    answer = msgspec.json.decode((await client.request(to, payload, timeout=30, headers=headers)).data)
     if "error" in answer:
         raise RuntimeError(f"the baseline's batch was refused: {answer['error']}")
 
 
-def publish_batches(address: NatsAddress, cluster: str, payload: bytes, count: int, size: int) -> float:
-    """Return messages a second in atomic batches of `size`, one after the other."""
+def publish_batches(
+    address: NatsAddress, cluster: str, payload: bytes, count: int, size: int, *, guarded: bool = False
+) -> float:
+    """Return messages a second in atomic batches of `size`, one after the other; `guarded` as in `_batch`."""
 
     async def work(client: Client) -> float:
         subject = subjects.log(cluster, f"vm.{secrets.token_hex(4)}")
         batches = max(count // size, 1)
         began = time.perf_counter()
         for _ in range(batches):
-            await _batch(client, subject, payload, size)
+            await _batch(client, subject, payload, size, guarded=guarded)
         return batches * size / (time.perf_counter() - began)
 
     return with_client(address, work)
 
 
 def paced_lives(
-    address: NatsAddress, cluster: str, payload: bytes, count: int, rate: int, publishes: int
+    address: NatsAddress, cluster: str, payload: bytes, *, count: int, rate: int, publishes: int
 ) -> list[float]:
     """Return, for lives begun `rate` a second, the seconds until their durable writes were acknowledged.
 
@@ -201,9 +215,11 @@ def read_with_socket(address: NatsAddress, cluster: str, count: int) -> float:
             buffer += raw.recv(1 << 18)
             at = 0
             while (line := buffer.find(b"\r\n", at)) >= 0:
+                if buffer.startswith(b"PING", at):
+                    raw.sendall(b"PONG\r\n")
+                    at = line + 2
+                    continue
                 parts = buffer[at:line].split(b" ")
-                if len(parts) < 5:
-                    raise RuntimeError(f"the baseline cannot read {buffer[at:line]!r}")
                 end = line + 2 + int(parts[-1])
                 if end + 2 > len(buffer):
                     break

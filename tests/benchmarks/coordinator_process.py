@@ -17,10 +17,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
-from actors.ports import Exit, Found
+from actors.driver import Exit, Found
 from actors.supervisor import Supervisor
 from events.vm import Handle
 from infra import app
@@ -84,7 +85,7 @@ def main() -> None:
 
 def _measured(report: Report, driver: ScriptedDriver) -> None:
     """Put stopwatches around the parts of a start, and our driver in the place of the configured one."""
-    boot, start, supervise = app.boot, Servers.start, Supervisor.boot
+    boot, start, supervise = vars(app)["boot"], Servers.start, Supervisor.boot
 
     def timed_boot(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -105,8 +106,8 @@ def _measured(report: Report, driver: ScriptedDriver) -> None:
         return unaccounted
 
     vars(app).update(boot=timed_boot, build_driver=lambda *_, **__: driver)
-    Servers.start = timed_start  # type: ignore[method-assign]
-    Supervisor.boot = timed_supervise  # type: ignore[method-assign]
+    patch.object(Servers, "start", timed_start).start()
+    patch.object(Supervisor, "boot", timed_supervise).start()
 
 
 def _rest(running: Coordinator) -> None:

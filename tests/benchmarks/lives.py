@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from actors.ports import Appended, Decision, NewFact, Outcome
+from actors.ports import Appended, Decision, Journal, NewFact, Outcome
 from actors.projector import Projector
 from events import subjects
 from events.backend import SlotTaken
@@ -38,7 +38,7 @@ Fact = tuple[str, AnyEvent]
 class Writer:
     """Appends decisions and knows, as the only writer, where each one will stand. A few are on their way at once."""
 
-    def __init__(self, journal: NatsJournal) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._ids = SystemIds()
         self._places: dict[str, tuple[int, int]] = {}  # aggregate -> version and sequence of its last fact
@@ -102,7 +102,7 @@ class Writer:
             raise RuntimeError(f"the log would not take the benchmark's lives: {self._failed[0]}")
 
 
-def write_log(journal: NatsJournal, dead: int, live: int) -> int:
+def write_log(journal: Journal, dead: int, live: int) -> int:
     """Write a coordinator's history with so many reaped machines and so many registered ones; return its last sequence."""
     writer = Writer(journal)
     at = SystemClock().now() - timedelta(hours=1)
