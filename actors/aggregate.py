@@ -30,13 +30,17 @@ class Proposal(NamedTuple):
 
 
 class _Try(NamedTuple):
-    """One command's way through the log; `attempt` marks the facts it tried to append, `doubt` that it may have."""
+    """One command's way through the log.
+
+    `attempt` marks the facts it tried to append last; `doubtful` are the earlier attempts of which nobody knows
+    whether they were stored, or still will be: a write can arrive after its writer gave it up.
+    """
 
     call: Call
     number: int
     proposal: Proposal = Proposal()
     attempt: str = ""
-    doubt: bool = False
+    doubtful: tuple[tuple[str, Proposal], ...] = ()
 
 
 class _Settled(NamedTuple):
@@ -146,7 +150,7 @@ class Aggregate(PooledActor):
             self.unpark()
             _answer(call, proposal.result)
             return
-        self._append(tried._replace(proposal=proposal, attempt=self.world.ids.random(), doubt=False))
+        self._append(tried._replace(proposal=proposal, attempt=self.world.ids.random()))
 
     def _append(self, tried: _Try) -> None:
         world, ref, call = self.world, self.actor_ref, tried.call
@@ -168,7 +172,7 @@ class Aggregate(PooledActor):
         tried, outcome = settled
         match outcome:
             case Appended(facts=facts):
-                self._stored(tried, facts)
+                self._stored(tried.call, tried.proposal, facts)
             case NotAppended(stored=False, code=code, detail=detail):
                 self._out = None
                 self.unpark()
@@ -179,19 +183,20 @@ class Aggregate(PooledActor):
             case Conflicted():
                 self._read_again(tried._replace(number=tried.number + 1))
             case NotAppended():
-                self._read_again(tried._replace(number=tried.number + 1, doubt=True))
+                doubtful = (*tried.doubtful, (tried.attempt, tried.proposal))
+                self._read_again(tried._replace(number=tried.number + 1, doubtful=doubtful))
 
-    def _stored(self, tried: _Try, facts: tuple[Recorded, ...]) -> None:
-        self.world.crash.reach(f"{_name(tried.proposal)}:after-append")
+    def _stored(self, call: Call, proposal: Proposal, facts: tuple[Recorded, ...]) -> None:
+        self.world.crash.reach(f"{_name(proposal)}:after-append")
         self._out = None
         self.apply(facts)
         self.unpark()
-        _answer(tried.call, tried.proposal.result)
+        _answer(call, proposal.result)
 
     def _read_again(self, tried: _Try) -> None:
         """Read what was missed; the mailbox stays parked, the thread does not wait."""
         world, ref = self.world, self.actor_ref
-        own = tuple(fact.aggregate for fact in tried.proposal.facts) if tried.doubt else ()
+        own = tuple(fact.aggregate for _, proposal in tried.doubtful for fact in proposal.facts)
         wanted = dict.fromkeys((*self.aggregates(tried.call), *own))
 
         def read() -> None:
@@ -215,12 +220,12 @@ class Aggregate(PooledActor):
             key = f"{ref.actor_urn}:read"
             self.world.timers.set(key, LOG_RETRY_S, lambda: _tell_first(ref, _ReadNow(tried)))
             return
-        ours = tuple(fact for read in facts.values() for fact in read if fact.attempt == tried.attempt)
-        if tried.doubt and ours:
-            # It was stored after all: deciding anew would do it twice.
-            self._stored(tried, tuple(sorted(ours, key=lambda fact: fact.sequence)))
-            self.rehydrate(facts)
-            return
+        for attempt, proposal in tried.doubtful:
+            ours = [fact for read in facts.values() for fact in read if fact.attempt == attempt]
+            if ours:  # it was stored after all: deciding anew would do it twice
+                self._stored(call, proposal, tuple(sorted(ours, key=lambda fact: fact.sequence)))
+                self.rehydrate(facts)
+                return
         self._out = None
         self.rehydrate(facts)
         if tried.number >= DECISIONS_MOST:
