@@ -166,12 +166,17 @@ class AllocatorActor(Aggregate):
         return self.backends[aggregate].version
 
     def _replaced(self, fact: Recorded) -> None:
-        started: Started = fact.event
-        self.world.fatal(
-            f"another process (pid {started.pid} on {started.host}) started as coordinator "
-            f"{self.world.site.coordinator} at {fact.at:%H:%M:%S}: this one stops; give each coordinator its own --id"
-        )
+        self.world.fatal(replaced(self.world.site.coordinator, fact))
         raise Refused("replaced", "this coordinator was replaced by another process with its id")
+
+
+def replaced(coordinator_id: str, fact: Recorded) -> str:
+    """Say that another process took our id, by its `coordinator.started`, and what to do."""
+    started: Started = fact.event
+    return (
+        f"another process (pid {started.pid} on {started.host}) started as coordinator {coordinator_id} at "
+        f"{fact.at:%H:%M:%S}: this one stops; give each coordinator its own --id"
+    )
 
 
 def _fold_demand(facts: tuple[Recorded, ...]) -> DemandState:

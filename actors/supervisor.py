@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from actors.allocator import AllocatorActor
+from actors.allocator import AllocatorActor, replaced
 from actors.backend import BackendActor
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action, action
@@ -52,6 +52,7 @@ class Supervisor:
         self._deaths: dict[str, deque[float]] = {}
         self._lock = threading.Lock()
         self._stopping = False
+        self.started_at_sequence = 0  # of our own `coordinator.started`
         self.taken_up: list[str] = []
         self.restarts = 0
         world.pool.on_death = self._on_death
@@ -108,9 +109,21 @@ class Supervisor:
             )
             for index, event in enumerate(events)
         )
-        for fact in self._append_now(facts, "boot"):
+        stored = self._append_now(facts, "boot")
+        self.started_at_sequence = stored[0].sequence
+        for fact in stored:
             state = coordinator.evolve(state, fact.event, fact)
         return state
+
+    def heed(self, fact: Recorded) -> None:
+        """Look at a fact of the log, whoever wrote it: stop when another process started with our id."""
+        if self._is_successor(fact):
+            self.world.fatal(replaced(self.world.site.coordinator, fact))
+
+    def _is_successor(self, fact: Recorded) -> bool:
+        own = subjects.coordinator(self.world.site.coordinator)
+        later = fact.sequence > self.started_at_sequence
+        return later and fact.aggregate == own and isinstance(fact.event, Started)
 
     def _append_now(self, facts: tuple[NewFact, ...], cause: str) -> tuple[Recorded, ...]:
         """Append outside any actor, and wait.
@@ -354,7 +367,10 @@ class Supervisor:
 
     def _append_stopped(self, reason: str) -> None:
         aggregate = subjects.coordinator(self.world.site.coordinator)
-        last = self.world.journal.read(aggregate)[-1]
+        facts = self.world.journal.read(aggregate)
+        if any(self._is_successor(fact) for fact in facts):
+            return  # it runs, under our id: that we stop is no fact of the log
+        last = facts[-1]
         fact = NewFact(
             aggregate=aggregate,
             version=last.version + 1,

@@ -128,14 +128,14 @@ class VmActor(Aggregate):
             case _:
                 pass
 
-    def apply(self, facts: tuple[Recorded, ...]) -> None:
+    def apply(self, facts: tuple[Recorded, ...], *, ours: bool = True) -> None:
         """Evolve, tell the others, then begin what follows."""
         for fact in facts:
             self.state = evolve(self.state, fact.event, fact)
         self._anchor(self.world.clock.now())
         self.world.router.publish(facts, self.actor_ref)
         for fact in facts:
-            self._act(fact)
+            self._act(fact, ours=ours)
 
     def first_cause(self) -> str:
         """Return the demand the machine was requested for: all of its life is one chain."""
@@ -147,15 +147,15 @@ class VmActor(Aggregate):
         return (subjects.vm(self.state.id),)
 
     def rehydrate(self, read: dict[str, tuple[Recorded, ...]]) -> None:
-        """Take up the facts that others appended, and act on them as on our own."""
+        """Take up the facts that others appended, and act on them as on our own; but never spawn beside them."""
         missed = tuple(f for f in read[subjects.vm(self.state.id)] if f.version > self.state.version)
         if missed:
-            self.apply(missed)
+            self.apply(missed, ours=False)
 
     def observe(self, fact: Recorded) -> None:
         """Follow a fact an operator's front door or another coordinator appended."""
         if fact.version == self.state.version + 1:
-            self.apply((fact,))
+            self.apply((fact,), ours=False)
 
     # Messages that are no commands.
 
@@ -222,14 +222,17 @@ class VmActor(Aggregate):
 
     # Effects.
 
-    def _act(self, fact: Recorded) -> None:
+    def _act(self, fact: Recorded, *, ours: bool) -> None:
         match fact.event:
             case Requested():
                 pass
             case SpawnStarted():
                 self.world.timers.cancel(self._key("turn"))
                 self._arm_deadline()
-                self._spawn()
+                if ours:
+                    self._spawn()
+                else:  # whoever wrote it spawns; if that was a dead actor of this process, the host shows nothing
+                    self._set_timer("inspect", ASK_AGAIN_S)
             case Spawned(handle=handle):
                 self._machine.watch(self.state, handle)
                 self._arm_deadline()

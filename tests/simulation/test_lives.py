@@ -10,6 +10,7 @@ from actors.driver import Exit
 from actors.errors import DriverError
 from actors.ports import Decision, NewFact
 from actors.world import Call, tell
+from events.coordinator import Stopped
 from events.vm import Condemned
 from infra.drivers.scripted import Script
 from tests.simulation.harness import SCALERS, Simulation, refused
@@ -342,3 +343,37 @@ def test_a_second_process_with_our_id_stops_the_first() -> None:
     assert fatal
     assert "another process" in fatal[0]
     assert not simulation.running()
+
+
+def test_a_process_that_was_replaced_stops_at_once_and_leaves_no_fact_of_its_end() -> None:
+    simulation = Simulation(12)
+    first, fatal = simulation.supervisor, simulation.fatal
+    simulation.boot()
+    for fact in simulation.journal.replay():
+        first.heed(fact)
+    assert len(fatal) == 1
+    assert "another process" in fatal[0]
+    assert not simulation.fatal, "the second one is not told to stop by what it wrote itself"
+    for fact in simulation.journal.replay():
+        simulation.supervisor.heed(fact)
+    assert not simulation.fatal
+    first.stop("replaced")
+    assert not [fact for fact in simulation.journal.replay() if isinstance(fact.event, Stopped)]
+
+
+def test_two_processes_with_one_id_never_both_spawn_a_machine() -> None:
+    simulation = Simulation(13)
+    simulation.demand("large")
+    while not simulation.world.router.vms:
+        simulation.step()
+    first, pool, spawns, reads = simulation.world, simulation.pool, simulation.spawns, simulation.reads
+    assert not spawns.steps
+    (vm,) = first.router.vms
+    simulation.boot()
+    simulation.settle()
+    assert simulation.running() == [vm]
+    # The first is still there, and its own scaler gives the machine its turn.
+    while pool.run_turn() or simulation.acknowledgements.run() or reads.run():
+        pass
+    assert [fact.tag for fact in simulation.journal.read(f"vm.{vm}")].count("vm.spawn_started") == 1
+    assert not spawns.steps
