@@ -82,8 +82,8 @@ class Follow:
             except UNANSWERED as error:
                 _log.debug("following the log after %d: %s", self._after, error)
             except Exception as error:  # noqa: BLE001 - whatever it is: a fact is never skipped
-                self._failure = error
                 report_stopped_follow(self._after, error)
+                self._failure = error
                 return
             pause_s = _PAUSE_FIRST_S if self._after > before else min(pause_s * 2, _PAUSE_MAX_S)
             self._stopped.wait(pause_s)

@@ -368,9 +368,9 @@ class _Follow:
                     return
                 self._deliver(fact)
             except Exception as error:  # noqa: BLE001 - whatever it is stops the follow, loudly
-                self._failure = error
                 self.stop()
                 report_stopped_follow(self._after, error)
+                self._failure = error
                 return
             self._after = fact.sequence
         self.wake()
