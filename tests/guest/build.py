@@ -13,7 +13,6 @@ _FLAGS = (
     "-O2",
     "-Wall",
     "-Wextra",
-    "-Werror",
     "-ffreestanding",
     "-fno-pic",
     "-fno-stack-protector",

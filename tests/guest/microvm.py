@@ -34,13 +34,19 @@ class MicroVm:
         self.tap, self.address = segment.add_tap()
         self.mac = mac_of(self.address)
         self.spawned_at_s = 0.0
-        self._directory = directory
+        self.directory = directory
         self._jailed = jailed
         self._root = directory / "firecracker" / vm / "root" if jailed else directory
         self._console = directory / f"{vm}.console"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def boot(self, metadata: Mapping[str, Any] | None, *, boot_args: str = "", drives: Mapping[str, Path] | None = None) -> None:
+    def boot(
+        self,
+        metadata: Mapping[str, Any] | None,
+        *,
+        boot_args: str = "",
+        drives: Mapping[str, Path] | None = None,
+    ) -> None:
         """Start Firecracker, configure it, put the metadata (None: later, or never), start the guest."""
         self._root.mkdir(parents=True, exist_ok=True)
         kernel = self._place(build_guest(), "kernel")
@@ -99,7 +105,9 @@ class MicroVm:
         """Wait until the console has the text."""
         deadline_s = time.monotonic() + timeout_s
         while text not in self.console:
-            assert time.monotonic() < deadline_s, f"no {text!r} within {timeout_s} s; console:\n{self.console}"
+            assert time.monotonic() < deadline_s, (
+                f"no {text!r} within {timeout_s} s; console:\n{self.console}"
+            )
             assert self.running or text in self.console, f"ended without {text!r}; console:\n{self.console}"
             time.sleep(0.002)
 
@@ -130,9 +138,16 @@ class MicroVm:
         own = ["--level", "Off", "--api-sock"]
         (self._root / "run").mkdir(exist_ok=True)
         if self._jailed:
-            jail = ["--id", self.vm, "--exec-file", str(binaries.firecracker), "--netns", str(self.segment.path)]
+            jail = [
+                "--id",
+                self.vm,
+                "--exec-file",
+                str(binaries.firecracker),
+                "--netns",
+                str(self.segment.path),
+            ]
             jail += ["--uid", str(self.segment.uid), "--gid", str(self.segment.uid)]
-            jail += ["--chroot-base-dir", str(self._directory), "--", *own, "/run/fc.sock"]
+            jail += ["--chroot-base-dir", str(self.directory), "--", *own, "/run/fc.sock"]
             os.chown(self._root / "run", self.segment.uid, self.segment.uid)
             command = [str(binaries.jailer), *jail]
         else:

@@ -35,8 +35,7 @@ class Segment:
     def __enter__(self) -> Self:
         _run("ip", "netns", "add", self.name)
         try:
-            # No IPv6: else each TAP that comes up wakes every guest with multicasts.
-            self.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
+            self._disable_ipv6()
             self.ip_batch(
                 "link set lo up",
                 "link add br0 type bridge",
@@ -81,6 +80,14 @@ class Segment:
     def ip_batch(self, *lines: str) -> None:
         """Run several `ip` commands at once."""
         _run("ip", "-n", self.name, "-batch", "-", text="\n".join(lines))
+
+    def _disable_ipv6(self) -> None:
+        # Else each TAP that comes up wakes every guest with multicasts. What /proc shows is the calling thread's.
+        with self.entered():
+            for scope in ("all", "default"):
+                setting = Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6")
+                if setting.exists():  # not where the kernel has no IPv6 at all
+                    setting.write_text("1")
 
     def _remove(self) -> None:
         _run("ip", "netns", "del", self.name)

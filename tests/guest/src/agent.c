@@ -28,7 +28,7 @@ static struct {
     int exit_code;
     char detail[LINE_BYTES_MAX];
     uint64_t beat_every_ns, beat_at_ns;
-    uint64_t ask_at_ns; /* register, then acked, then done: one at a time is open, but for acked and done */
+    uint64_t ask_at_ns; /* when to ask again what is open: to register, then to be done */
     uint64_t ack_at_ns;
     int lines_dropped;
 } agent = {.beat_every_ns = 10000 * MS};
@@ -116,6 +116,15 @@ static void take_declined(slice answer, uint64_t now) {
     leave();
 }
 
+/* Only now, so that what a test makes the job do happens to a machine whose coordinator knows all that came before. */
+static void begin_job(void) {
+    slice test = agent.about.test;
+    if (!agent.acked) {
+        agent.acked = true;
+        steps_start(&job, test.length > 0 ? test : text_slice(DEFAULT_JOB));
+    }
+}
+
 static void take_answer(slice verb, slice answer) {
     slice kind = json_string(json_member(answer, "answer"));
     uint64_t now = now_ns();
@@ -130,7 +139,7 @@ static void take_answer(slice verb, slice answer) {
             say("registered, %d ms", (int)(now / MS));
         }
     } else if (slice_is(verb, "acked")) {
-        agent.acked = true;
+        begin_job();
     } else if (slice_is(verb, "done")) {
         leave();
     }
@@ -154,8 +163,6 @@ static void take_config(slice command) {
     agent.configured = true;
     agent.ack_at_ns = 0;
     say("configured, job %S, labels %S", json_member(command, "job"), json_member(command, "labels"));
-    slice test = agent.about.test;
-    steps_start(&job, test.length > 0 ? test : text_slice(DEFAULT_JOB));
 }
 
 static void take_command(slice command) {
@@ -205,8 +212,6 @@ static void went_up(void) {
     }
 }
 
-static void went_down(void) {}
-
 /* --- the life --- */
 
 void agent_start(const struct metadata *metadata) {
@@ -227,7 +232,7 @@ void agent_start(const struct metadata *metadata) {
     format(agent.everything, sizeof agent.everything, "%s.>", agent.inbox);
     format(agent.command, sizeof agent.command, "fleetlog.%S.command.%S", metadata->cluster, metadata->agent);
     nats_credential(metadata->credential);
-    struct nats_owner owner = {went_up, went_down, take_message};
+    struct nats_owner owner = {went_up, take_message};
     if (!nats_start(metadata->nats_url, agent.about.agent, owner)) {
         say("FLEETLOG_NATS_URL must be nats://A.B.C.D:PORT, not %S", metadata->nats_url);
         power_off();
@@ -288,7 +293,7 @@ uint64_t agent_tick(uint64_t now) {
     uint64_t told_due = steps_tick(&told, now);
     if (told.exited) {
         end_job(told.exit_code, "");
-    } else if (agent.configured && !job.running) {
+    } else if (agent.acked && !job.running) {
         end_job(job.exit_code, "");
     }
     uint64_t due = speak_when_due(now);

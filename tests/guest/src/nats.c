@@ -51,7 +51,6 @@ static void lost(struct tcp *tcp, enum tcp_end why) {
         say("NATS is gone (%s): trying again", tcp_end_names[why]);
         connect_at_ns = now_ns() + wait_ns + varied() % (20 * MS);
         wait_ns = wait_ns * 2 < LONGEST_WAIT_NS ? wait_ns * 2 : LONGEST_WAIT_NS;
-        owner.down();
     }
 }
 
@@ -160,7 +159,6 @@ bool nats_publish(const char *subject, const char *reply, slice payload) {
 void nats_reconnect(void) {
     tcp_close(&server);
     connect_at_ns = 0;
-    owner.down();
 }
 
 void nats_stop(void) {

@@ -5,7 +5,6 @@
 
 struct nats_owner {
     void (*up)(void); /* connected anew: subscribe again */
-    void (*down)(void);
     void (*message)(slice subject, slice payload);
 };
 
