@@ -34,7 +34,7 @@ class LogUnavailable(Exception):  # noqa: N818
 
 
 class LogFull(Exception):  # noqa: N818
-    """The log is at its limit and refuses facts; `fleetlog log resize` raises it, `fleetlog log archive` makes room."""
+    """The log is at its limit and refuses facts; `fleetlog log resize` raises it. Nothing is deleted to make room."""
 
 
 class DriverError(Exception):
