@@ -101,7 +101,9 @@ class Coordinator:
     def _remember_helpers(self) -> None:
         """Note its children: servers and helpers of its own, which must not be left behind."""
         with suppress(psutil.NoSuchProcess):
-            self._helpers.update(psutil.Process(self.pid).children())
+            agents = processes_of(self._data.parent / "agents")
+            children = psutil.Process(self.pid).children()
+            self._helpers.update(child for child in children if child.pid not in agents)
 
     def health(self) -> dict[str, Any]:
         """Return what `/health` says."""
@@ -196,18 +198,20 @@ class Place:
                 options += ["--tls-ca", str(self.servers.tls_ca)]
         return options
 
-    def launch(self, *options: str, crash_at: str | None = None, **environment: str) -> Coordinator:
-        """Start `fleetlog up` and return at once; with `crash_at` it kills itself at that point."""
+    def launch(self, *options: str, crash_at: str | None = None, boot_id: str | None = None) -> Coordinator:
+        """Start `fleetlog up` and return at once.
+
+        With `crash_at` it kills itself at that point; with `boot_id` it sees the host under another boot (root only).
+        """
         run = next(self._runs)
         stdout, stderr = self.root / f"up-{run}.out", self.root / f"up-{run}.err"
         arguments = ["--config", str(self.config), "--id", self.id, *options]
         if self.servers is not None:
             arguments += ["--agent-signing-key", str(self.servers.signing_key), "--log-limit", LOG_LIMIT]
-        if crash_at is not None:
-            environment["FLEETLOG_CRASH_AT"] = crash_at
+        environment = {} if crash_at is None else {"FLEETLOG_CRASH_AT": crash_at}
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
-                [BINARIES / "fleetlog", *self.globals(), "up", *arguments],
+                [*self._as_boot(boot_id), BINARIES / "fleetlog", *self.globals(), "up", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -218,9 +222,33 @@ class Place:
         self.coordinators.append(made)
         return made
 
-    def start(self, *options: str, crash_at: str | None = None, **environment: str) -> Coordinator:
+    def start(self, *options: str, crash_at: str | None = None, boot_id: str | None = None) -> Coordinator:
         """Start `fleetlog up` and wait until it is up."""
-        return self.launch(*options, crash_at=crash_at, **environment).wait_up()
+        return self.launch(*options, crash_at=crash_at, boot_id=boot_id).wait_up()
+
+    def _as_boot(self, boot_id: str | None) -> list[str]:
+        """Return the command before a command that lets it see another boot id."""
+        if boot_id is None:
+            return []
+        shown = self.root / "boot-id"
+        shown.write_text(f"{boot_id}\n")
+        mount = f"mount --bind {shown} /proc/sys/kernel/random/boot_id"
+        return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
+    def power_cut(self) -> None:
+        """End every process of this place at once, servers included, and what only the kernel knew of them."""
+        self.coordinators[-1].kill()
+        for pid in processes_of(self.root):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not processes_of(self.root), "everything is dead")
+        for path in cgroups_of(self.id):
+            Path(path).rmdir()
+
+    def unclose_all(self) -> None:
+        """Make what stubborn jobs closed removable again."""
+        for folder in (self.agents / "closed").read_text().split():
+            unclose(Path(folder) / "closed")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

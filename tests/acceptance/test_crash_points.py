@@ -21,7 +21,7 @@ from projections.backend import evolve as evolve_backend
 from projections.vm import VmState
 from tests.acceptance.conftest import servers_of
 from tests.acceptance.host import wait_until
-from tests.acceptance.place import Place, unclose
+from tests.acceptance.place import Place
 from tests.conftest import NatsServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -224,7 +224,7 @@ def test_killed_when_a_teardown_failed_it_is_tried_on_until_it_succeeds(
     quick_place.start()
     quick_place.wait_for(lambda lives: lives[vm_id].teardown_tries > 0, "a failed teardown is recorded")
     assert quick_place.lives()[vm_id].phase == "draining", "and the machine is owed it still"
-    unclose(Path((quick_place.agents / "closed").read_text().strip()) / "closed")
+    quick_place.unclose_all()
     quick_place.wait_all_reaped()
     quick_place.settle()
 

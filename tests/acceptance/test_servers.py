@@ -1,0 +1,158 @@
+"""NATS and PostgreSQL go away and come back in the middle of lives: nothing is lost, no spawn is repeated."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.embedded.postgres_server import EmbeddedPostgres
+from tests.acceptance.conftest import servers_of
+from tests.acceptance.host import wait_until
+from tests.acceptance.place import Coordinator, Place
+from tests.conftest import NatsServer
+
+
+def server_pid(coordinator: Coordinator, mark: str) -> int | None:
+    """Return the process of an embedded server, None while there is none."""
+    for child in psutil.Process(coordinator.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if any(mark in word for word in child.cmdline()):
+                return child.pid
+    return None
+
+
+def kill_server(coordinator: Coordinator, mark: str) -> int:
+    pid = server_pid(coordinator, mark)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_the_embedded_nats_is_killed_in_the_middle_of_lives(place: Place) -> None:
+    coordinator = place.start()
+    held = [place.demand("held"), place.demand("held")]
+    for vm in held:
+        place.wait_phase(vm, "registered")
+    for _ in range(2):
+        with place.asking("demand", "-l", "quick", "-n", "4"):
+            before = len(place.lives())
+            place.wait_for(lambda lives, n=before: len(lives) == n + 4, "the demand is decided")  # type: ignore[misc]
+            killed = kill_server(coordinator, "fleetlog-nats-")
+        wait_until(
+            lambda: server_pid(coordinator, "fleetlog-nats-") not in (None, killed),
+            "NATS is started again",
+            30,
+        )
+        wait_until(lambda: coordinator.health()["status"] == "ok", "the coordinator is well again", 30)
+    place.wait_for(
+        lambda lives: all(lives[vm].phase == "reaped" for vm in lives if vm not in held),
+        "the short jobs have ended",
+    )
+    assert all(place.lives()[vm].phase == "registered" for vm in held), "an outage of ours fails nobody"
+    place.open_gate()
+    place.wait_all_reaped()
+    assert {state.reason for state in place.lives().values()} == {"job-complete"}
+    assert len(place.starts()) == 10
+    place.settle()
+
+
+def test_the_embedded_postgres_is_killed_in_the_middle_of_lives(place: Place) -> None:
+    coordinator = place.start()
+    held = place.demand("held")
+    place.wait_phase(held, "registered")
+    kill_server(coordinator, "fleetlog-postgres-")
+    quick = place.demand("quick")
+    place.wait_phase(quick, "reaped")
+    wait_until(
+        lambda: not any(view["lag_facts"] for view in coordinator.health()["views"]), "it caught up", 30
+    )
+    place.open_gate()
+    place.wait_all_reaped()
+    assert {state.reason for state in place.lives().values()} == {"job-complete"}
+    place.settle()
+
+
+@pytest.fixture
+def outside(
+    tmp_path: Path, own_nats_server: NatsServer, own_postgres_server: EmbeddedPostgres
+) -> Iterator[Place]:
+    """A place on a NATS and a PostgreSQL of this test, which nobody starts again but the test."""
+    made = Place(tmp_path / "place", servers_of(own_nats_server, own_postgres_server.dsn))
+    yield made
+    made.clean()
+
+
+def test_outside_servers_go_and_come_back_and_the_coordinator_starts_none(
+    outside: Place, own_nats_server: NatsServer, own_postgres_server: EmbeddedPostgres
+) -> None:
+    coordinator = outside.start()
+    assert not (outside.data / "nats").exists()
+    assert not (outside.data / "postgres").exists()
+    held = outside.demand("held")
+    outside.wait_phase(held, "registered")
+    own_nats_server.kill()
+    own_postgres_server.kill()
+    wait_until(lambda: coordinator.health()["status"] == "degraded", "it says that it is cut off")
+    outside.open_gate()  # the job ends while nobody can be told
+    own_nats_server.start()
+    outside.wait_all_reaped()
+    (state,) = outside.lives().values()
+    assert (state.reason, state.exit_code) == ("job-complete", 0)
+    vm = outside.demand("quick")
+    outside.wait_phase(vm, "reaped")
+    own_postgres_server.start()
+    wait_until(
+        lambda: [view["lag_facts"] for view in coordinator.health()["views"]] == [0, 0], "it caught up", 30
+    )
+    assert coordinator.process.poll() is None
+    assert not (outside.data / "nats").exists()
+    assert not (outside.data / "postgres").exists()
+    outside.settle()
+
+
+def test_without_postgres_it_starts_says_so_and_catches_up_when_it_is_there(
+    outside: Place, own_postgres_server: EmbeddedPostgres
+) -> None:
+    own_postgres_server.stop()
+    coordinator = outside.start()
+    assert "boot replays the whole log" in coordinator.said()
+    vm = outside.demand("quick")
+    outside.wait_phase(vm, "reaped")
+    own_postgres_server.start()
+    wait_until(
+        lambda: [view["lag_facts"] for view in coordinator.health()["views"]] == [0, 0], "it caught up", 30
+    )
+    outside.settle()
+
+
+def test_a_second_coordinator_of_the_same_id_stops_the_first_and_nothing_starts_twice(
+    tmp_path: Path, outside: Place
+) -> None:
+    first = outside.start()
+    held = outside.demand("held")
+    outside.wait_phase(held, "registered")
+    other = Place(tmp_path / "other", outside.servers, max_agents=20)
+    other.id, other.cluster = outside.id, outside.cluster
+    try:
+        # Of the same place, so that it finds the machines; its folder is its own, as on another host.
+        other.agents, other.config = outside.agents, outside.config
+        (other.data).mkdir(mode=0o700)
+        (other.data / "machines").symlink_to(outside.data / "machines")
+        second = other.start()
+        assert outside.lives()[held].phase == "registered"
+        with outside.asking("demand", "-l", "quick", "-n", "3"), outside.asking("demand", "-l", "quick"):
+            assert first.wait_dead(30) == 3
+        assert "give each coordinator its own --id" in first.said()
+        assert second.process.poll() is None
+        other.open_gate()
+        other.wait_all_reaped()
+        assert set(other.starts().values()) == {1}
+        other.settle()
+    finally:
+        other.clean()
