@@ -22,7 +22,7 @@ from infra.drivers.scripted import Script, ScriptedDriver
 from tests.benchmarks import bare
 from tests.benchmarks.append import BARE, example_payload
 from tests.benchmarks.asker import Order
-from tests.benchmarks.figures import Figure, percentile
+from tests.benchmarks.figures import Figure, middle, percentile
 from tests.benchmarks.pace import paced
 from tests.benchmarks.stage import (
     LABELS,
@@ -107,28 +107,43 @@ class Lives:
             door.done(AgentDone(vm=vm, session=f"session-{vm}", exit_code=0))
 
 
+class Samples:
+    """Latencies of one kind, round by round: a percentile is that of each round, and the median round counts."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[float]] = []
+
+    def of(self, part: float) -> tuple[float, tuple[float, float]]:
+        """Return the median of the rounds' percentiles, and the lowest and highest."""
+        return middle([percentile(each, part) for each in self.rounds])
+
+    def __str__(self) -> str:
+        last = self.rounds[-1]
+        return f"{percentile(last, 0.5):.1f}/{percentile(last, 0.99):.1f}"
+
+
 def _pretended(running: Coordinator, stage: Stage) -> list[Figure]:
     scale = stage.scale
     rate, count = scale.demand_rate, scale.demand_rate * scale.demand_s
-    address = address_of(running)
-    bare.make_stream(address, BARE)
+    bare.make_stream(address_of(running), BARE)
     payload = example_payload(running)
+    to_spawn, over_nats, to_registered = Samples(), Samples(), Samples()
+    writes = {1: Samples(), 3: Samples()}
     lives = Lives(running)
     try:
         paced(rate, rate, lives.ask)  # what a first second loads and opens is not what is measured
-        writes = {
-            publishes: [
-                took_s * 1000
-                for took_s in bare.paced_lives(
-                    address, BARE, payload, count=count, rate=rate, publishes=publishes
-                )
-            ]
-            for publishes in (1, 3)
-        }
-        direct = paced(rate, count, lives.ask)
-        to_spawn = lives.milliseconds(direct, lives.entered_s)
-        to_registered = lives.milliseconds(direct, lives.registered_s)
-        over_nats = lives.milliseconds(_asked_over_nats(running, rate, count), lives.entered_s)
+        for number in range(scale.rounds):
+            for publishes, samples in writes.items():
+                samples.rounds.append(_bare_lives(running, payload, count, rate, publishes))
+            direct = paced(rate, count, lives.ask)
+            to_spawn.rounds.append(lives.milliseconds(direct, lives.entered_s))
+            to_registered.rounds.append(lives.milliseconds(direct, lives.registered_s))
+            asked = _asked_over_nats(running, rate, count)
+            over_nats.rounds.append(lives.milliseconds(asked, lives.entered_s))
+            say(
+                f"demand, round {number + 1}, ms p50/p99: to spawn {to_spawn}, over NATS {over_nats}, bare {writes[1]}; "
+                f"to registered {to_registered}, bare {writes[3]}"
+            )
     finally:
         lives.stop()
     base = {number: f"nats-py, batch and {number} publishes" for number in (1, 3)}
@@ -137,6 +152,12 @@ def _pretended(running: Coordinator, stage: Stage) -> list[Figure]:
         *_latency(f"NATS request to spawn, {rate}/s", over_nats, writes[1], base[1], below_ms=BELOW_MS),
         *_latency(f"front door to registered, {rate}/s", to_registered, writes[3], base[3]),
     ]
+
+
+def _bare_lives(running: Coordinator, payload: bytes, count: int, rate: int, publishes: int) -> list[float]:
+    address = address_of(running)
+    took_s = bare.paced_lives(address, BARE, payload, count=count, rate=rate, publishes=publishes)
+    return [each_s * 1000 for each_s in took_s]
 
 
 def _asked_over_nats(running: Coordinator, rate: int, count: int) -> list[tuple[str | None, float]]:
@@ -149,27 +170,30 @@ def _asked_over_nats(running: Coordinator, rate: int, count: int) -> list[tuple[
 
 def _latency(
     name: str,
-    ours_ms: list[float],
-    baseline_ms: list[float],
+    ours: Samples,
+    baseline: Samples,
     baseline_name: str,
     *,
     below_ms: float | None = None,
     scripted: bool = True,
 ) -> list[Figure]:
-    say(f"{name}: p50 {percentile(ours_ms, 0.5):.2f} ms, p99 {percentile(ours_ms, 0.99):.2f} ms")
-    return [
-        Figure(
-            benchmark="demand",
-            name=f"{name}, p{part * 100:.0f}",
-            value=percentile(ours_ms, part),
-            unit="ms",
-            baseline=percentile(baseline_ms, part),
-            baseline_name=baseline_name,
-            value_below=below_ms if part > 0.5 else None,
-            scripted=scripted,
+    figures = []
+    for part in (0.5, 0.99):
+        value, spread = ours.of(part)
+        figures.append(
+            Figure(
+                benchmark="demand",
+                name=f"{name}, p{part * 100:.0f}",
+                value=value,
+                unit="ms",
+                spread=spread if len(ours.rounds) > 1 else None,
+                baseline=baseline.of(part)[0],
+                baseline_name=baseline_name,
+                value_below=below_ms if part > 0.5 else None,
+                scripted=scripted,
+            )
         )
-        for part in (0.5, 0.99)
-    ]
+    return figures
 
 
 def _processes(running: Coordinator, stage: Stage) -> list[Figure]:
@@ -186,17 +210,20 @@ def _processes(running: Coordinator, stage: Stage) -> list[Figure]:
         subjects.all_agents(BARE, "register"),
         lambda message: heard.setdefault(message.subject.split(".")[3], time.monotonic()),
     )
-    ours: list[float] = []
-    alone: list[float] = []
+    ours, alone = Samples(), Samples()
+    ours.rounds.append([])
+    alone.rounds.append([])
     forks: list[float] = []
     for number in range(stage.scale.processes + 1):
         demanded = _until_registered(running, registered)
         started = _bare_agent(running, f"bare-{number}", heard)
         if number:  # the first ones find no file in the page cache
-            ours.append(demanded)
-            alone.append(started)
+            ours.rounds[0].append(demanded)
+            alone.rounds[0].append(started)
             forks.append(_fork_and_exec())
-    say(f"a bare fork and exec of {JOB} to its exec: p50 {percentile(forks, 0.5):.2f} ms")
+    say(
+        f"real agents, ms p50/p99: {ours}, bare {alone}; fork and exec of {JOB} alone {percentile(forks, 0.5):.1f}"
+    )
     return _latency(
         "bare-metal: front door to registered, one at a time",
         ours,

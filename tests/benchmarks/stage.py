@@ -35,14 +35,14 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     dead: tuple[int, ...] = (1_000, 10_000, 100_000)
     live: int = 1000
     demand_rate: int = 50  # a second
-    demand_s: int = 20
+    demand_s: int = 5  # each round
     processes: int = 20  # real agents, one after the other
     idle: int = 10_000
 
 
 FULL = Scale()
 QUICK = Scale(
-    rounds=2, singles=200, agents=500, dead=(200, 1000), live=100, demand_s=3, processes=4, idle=1000
+    rounds=2, singles=200, agents=500, dead=(200, 1000), live=100, demand_s=2, processes=4, idle=1000
 )
 
 
