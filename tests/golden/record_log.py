@@ -39,23 +39,8 @@ def end_state(facts: Iterable[Recorded]) -> dict[str, Any]:
     }
     state = {"fleet": fold_fleet(facts), "machines": machines, "tables": tables}
     # Sets have no order of their own; a recorded file has.
-    plain = msgspec.to_builtins(state, enc_hook=_plain, builtin_types=(set, frozenset))
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_ordered(plain)))
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(state, order="deterministic"))
     return decoded
-
-
-def _plain(value: object) -> object:
-    raise NotImplementedError(f"cannot record {type(value).__name__}")
-
-
-def _ordered(value: Any) -> Any:
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, dict):
-        return {key: _ordered(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_ordered(item) for item in value]
-    return value
 
 
 def lived() -> list[Recorded]:
