@@ -1,0 +1,1 @@
+"""Firecracker microVMs as agents: each jailed, with its own address, drives and metadata, found again by its chroot."""
