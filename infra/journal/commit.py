@@ -226,6 +226,14 @@ class Committer:
 
         if time.monotonic() >= deadline:
             return TimeoutError("its time was over before it was its turn")
+        try:
+            attempt()  # nearly always enough, and the machinery for more would be a tenth of such an append
+        except _PASSING as error:
+            if time.monotonic() >= deadline:
+                return error
+            self._pause(_FIRST_WAIT_S)
+        else:
+            return None
         retrying = Retrying(
             retry=retry_if_exception_type(_PASSING),
             wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
