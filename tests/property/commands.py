@@ -43,3 +43,17 @@ commands: st.SearchStrategy[VmCommand] = st.one_of(
     st.builds(End, reason=st.just("drain"), detail=texts, failed=st.booleans()),
     st.builds(RemoveAgent, vm=st.just(VM), by=st.just("anna"), force=st.booleans()),
 )
+
+forward: st.SearchStrategy[VmCommand] = st.sampled_from(
+    [
+        StartSpawn(),
+        StartSpawn(),
+        NoteSpawned(handle=HANDLE),
+        NoteSpawnFailed(kind="timeout", detail="", transient=True),
+        RegisterAgent(vm=VM, session="session-1"),
+        AgentDone(vm=VM, session="session-1", exit_code=0),
+        NoteExit(exit_code=1),
+        NoteTornDown(evidence="nothing left"),
+    ]
+)
+"""Those that move a usual life on: among all commands they would rarely meet in their order."""

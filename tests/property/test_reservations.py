@@ -22,7 +22,7 @@ from projections.backend import BackendState
 from projections.coordinator import CoordinatorState
 from projections.vm import VmState
 from tests.given import AT, recorded
-from tests.property.commands import commands
+from tests.property.commands import commands, forward
 
 GIB = 1 << 30
 GLOBAL_MOST = 5
@@ -45,7 +45,12 @@ needs = st.builds(
     Resources, cpus=st.sampled_from([0.0, 0.1, 1.0, 2.5]), memory_bytes=st.sampled_from([0, GIB, 3 * GIB])
 )
 demands = st.tuples(st.sampled_from(RULES), st.integers(1, 3), needs)
-steps = st.lists(st.one_of(demands, st.tuples(st.integers(0, 5), commands)), max_size=80)
+which = st.integers(0, 5)
+steps = st.lists(
+    st.one_of(demands, st.tuples(which, commands), st.tuples(which, forward), st.tuples(st.just(0), forward)),
+    min_size=5,
+    max_size=80,
+)
 
 
 class Fleet:

@@ -45,9 +45,10 @@ def test_wake_ups_due_at_once_keep_their_order(timers: ThreadTimers) -> None:
 def test_a_new_wake_up_of_the_same_key_replaces_the_old_one(timers: ThreadTimers) -> None:
     came: queue.Queue[str] = queue.Queue()
     timers.set("key", 0.05, lambda: came.put("old"))
-    timers.set("key", 0.10, lambda: came.put("new"))
-    timers.set("later", 0.20, lambda: came.put("later"))
-    assert [came.get(timeout=WAIT_S) for _ in range(2)] == ["new", "later"]
+    timers.set("key", 0.30, lambda: came.put("new"))
+    timers.set("between", 0.15, lambda: came.put("between"))
+    timers.set("last", 0.40, lambda: came.put("last"))
+    assert [came.get(timeout=WAIT_S) for _ in range(3)] == ["between", "new", "last"]
 
 
 def test_a_wake_up_can_be_brought_forward(timers: ThreadTimers) -> None:
