@@ -39,14 +39,18 @@ def main() -> int:
         stage = Stage(Path(root), QUICK if options.quick else FULL)
         for name in options.names or NAMES:
             began = time.monotonic()
-            say(f"{name}: begins; load {os.getloadavg()[0]:.2f}")
+            say(f"{name}: begins; load {os.getloadavg()[0]:.2f}{_noise()}")
             module = importlib.import_module(f"tests.benchmarks.{name}")
             figures += module.measure(stage)
-            say(f"{name}: done in {time.monotonic() - began:.0f} s")
+            say(f"{name}: done in {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.2f}")
+            if options.json is not None:
+                options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     sys.stdout.write(f"{_machine()}\n\n{table(figures)}\n")
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     return 0
+
+
+def _noise() -> str:
+    return " (others use this machine: figures will be worse than they are)" if os.getloadavg()[0] > 1 else ""
 
 
 def _machine() -> str:

@@ -13,6 +13,7 @@ from tests.benchmarks.lives import journal_of, write_log
 from tests.benchmarks.stage import CLUSTER, Stage, say, servers
 
 AT_LEAST = 0.8
+ROUNDS_MOST = 3
 
 
 def measure(stage: Stage) -> list[Figure]:
@@ -21,7 +22,7 @@ def measure(stage: Stage) -> list[Figure]:
 
 
 def _replays(stage: Stage, dead: int) -> list[Figure]:
-    live, rounds = stage.scale.live, stage.scale.rounds
+    live, rounds = stage.scale.live, min(stage.scale.rounds, ROUNDS_MOST)
     ours: list[float] = []
     unfolded: list[float] = []
     loops: list[float] = []
