@@ -272,11 +272,13 @@ class Coordinator:
             )
 
     def _follow_others(self, after: int) -> None:
-        """Hand facts that other processes append to the actors concerned."""
+        """Hand facts that other processes append to the actors concerned; learn at once of one with our id."""
         own = self.site.coordinator
 
         def deliver(fact: Recorded) -> None:
-            if fact.writer != own:
+            if fact.writer == own:
+                self.supervisor.heed(fact)
+            else:
                 self.router.foreign(fact)
 
         self._closers.callback(self.journal.follow(after, deliver).stop)

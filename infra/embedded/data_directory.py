@@ -108,12 +108,12 @@ class DataDirectory:
             if found.st_uid != os.geteuid():
                 raise DataDirectoryRefused(
                     f"data directory {self.path} belongs to user {found.st_uid} and we are {os.geteuid()}: "
-                    "run as its owner or choose another with --data"
+                    "run as its owner or choose another with --data-dir"
                 ) from None
             if found.st_mode & 0o022:
                 raise DataDirectoryRefused(
                     f"data directory {self.path} can be written by other users: `chmod 700` it, "
-                    "or choose another with --data"
+                    "or choose another with --data-dir"
                 ) from None
 
     def _take_lock(self) -> int:
@@ -126,7 +126,7 @@ class DataDirectory:
             os.close(descriptor)
             raise DataDirectoryRefused(
                 f"data directory {self.path} is in use by the coordinator with pid {holder}: "
-                "stop it first, or choose another with --data"
+                "stop it first, or choose another with --data-dir"
             ) from None
         with contextlib.suppress(FileNotFoundError):
             self._runtime_path(self.path).unlink()
