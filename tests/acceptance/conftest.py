@@ -28,6 +28,6 @@ def servers_of(nats: NatsServer, postgres: str) -> Servers:
 @pytest.fixture
 def quick_place(tmp_path: Path, nats_server: NatsServer, postgres_dsn: str) -> Iterator[Place]:
     """A place on the session's servers, its log a cluster of its own."""
-    made = Place(tmp_path, servers_of(nats_server, postgres_dsn))
+    made = Place(tmp_path / "place", servers_of(nats_server, postgres_dsn))
     yield made
     made.clean()

@@ -198,6 +198,10 @@ class Place:
                 options += ["--tls-ca", str(self.servers.tls_ca)]
         return options
 
+    def command(self, *arguments: str) -> list[str]:
+        """Return the whole command line of a command for this place."""
+        return [str(BINARIES / "fleetlog"), *self.globals(), *arguments]
+
     def launch(self, *options: str, crash_at: str | None = None, boot_id: str | None = None) -> Coordinator:
         """Start `fleetlog up` and return at once.
 
@@ -211,7 +215,7 @@ class Place:
         environment = {} if crash_at is None else {"FLEETLOG_CRASH_AT": crash_at}
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
-                [*self._as_boot(boot_id), BINARIES / "fleetlog", *self.globals(), "up", *arguments],
+                [*self._as_boot(boot_id), *self.command("up", *arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -253,7 +257,7 @@ class Place:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [BINARIES / "fleetlog", *self.globals(), *arguments],
+            self.command(*arguments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -283,7 +287,7 @@ class Place:
         said = self.root / "asked.err"
         with said.open("wb") as stderr:
             process = subprocess.Popen(
-                [BINARIES / "fleetlog", *self.globals(), *arguments],
+                self.command(*arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -397,7 +401,9 @@ class Place:
         """End the test: everything as the log says, everything stopped, nothing left."""
         self.verify()
         self.assert_one_machine_per_request()
-        self.coordinators[-1].stop()
+        for coordinator in self.coordinators:
+            if coordinator.process.poll() is None:
+                coordinator.stop()
         left = processes_of(self.root)
         assert left == {}, left
 
