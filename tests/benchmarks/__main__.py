@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from infra.collector import collect_seldom
 from tests.benchmarks.figures import Figure, table
 from tests.benchmarks.stage import FULL, QUICK, Stage, say
 
@@ -33,6 +35,10 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(NAMES)}")
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # servers and folders are cleared away as at any end
+    collect_seldom()  # as a coordinator has it, and for the baselines too
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="fleetlog-bench-") as root:
         Path(root).chmod(0o755)  # PostgreSQL runs as a user of its own, who must get through
