@@ -2,7 +2,7 @@
 
 import msgspec
 
-from infra.drivers.firecracker.host_net import Policy
+from infra.network.policy import Policy
 
 VCPUS = 2
 MEM_MIB = 512

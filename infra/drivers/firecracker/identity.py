@@ -58,9 +58,7 @@ def judge(view: View) -> Probe:
         return Probe("gone", pid, None, f"process {pid} has ended")
     ticks = stat.start_ticks
     if view.recorded_ticks not in (None, ticks):
-        return Probe(
-            False, False, pid, ticks, f"number {pid} is another process now, started at tick {ticks}"
-        )
+        return Probe("gone", pid, ticks, f"number {pid} is another process now, started at tick {ticks}")
     if view.started_after_file_s is not None and view.started_after_file_s > SLACK_S:
         late = f"it started {view.started_after_file_s:.0f} s after the pid file was written"
         return Probe("gone", pid, ticks, f"number {pid} is another process now: {late}")

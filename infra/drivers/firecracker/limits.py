@@ -16,7 +16,7 @@ from events.envelope import Resources
 from infra.drivers.firecracker.machine import MIB, Size
 from infra.host_process.cgroup import Mount, mounts
 
-PARENT = "fleetlog"
+PARENT = "fleetlog-firecracker"
 PERIOD_US = 100_000
 LEAST_QUOTA_US = 1_000
 OVERHEAD_BYTES = 96 * MIB
@@ -100,3 +100,20 @@ def remove_parents(cgroups: Cgroups, owner: str) -> None:
         for level in (Path(place) / parent(owner), Path(place) / PARENT):
             with suppress(OSError):
                 level.rmdir()
+
+
+def listing(cgroups: Cgroups) -> list[tuple[str, str, str]]:
+    """Return (owner, vm, directory) of every machine's cgroups on this host, whoever made them.
+
+    Raises:
+        OSError: the listing failed.
+    """
+    return [
+        (owner.name, vm.name, str(vm))
+        for place in sorted(set(cgroups.places.values()))
+        if (Path(place) / PARENT).exists()
+        for owner in sorted((Path(place) / PARENT).iterdir())
+        if owner.is_dir()
+        for vm in sorted(owner.iterdir())
+        if vm.is_dir()
+    ]
