@@ -15,13 +15,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from actors.decisions.addresses import Lease
 from actors.driver import Driver, Exit, Resource, SpawnOrder
 from actors.errors import DriverError
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet
+from infra.drivers.firecracker import FirecrackerDriver
 from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
 from infra.host_process import process
+from tests.integration.firecracker_site import Site
 
 LABELS = ("linux", "contract")
 DEADLINE_S = 20.0
@@ -64,6 +67,8 @@ class Rig(ABC):
     """One host with one driver on it, and a second one after a restart. `owner` is the drivers' coordinator."""
 
     owner = f"rig-{os.getpid()}"
+    end_code = 3
+    """How its machines end by themselves."""
 
     def survey(self, driver: Driver) -> list[Resource]:
         """Return what the driver lists of ours; the host may have other coordinators."""
@@ -75,7 +80,7 @@ class Rig(ABC):
 
     @abstractmethod
     def end_by_itself(self, vm: str, handle: Handle) -> None:
-        """Make the machine end with exit code 3, without the driver."""
+        """Make the machine end with `end_code`, without the driver."""
 
     @abstractmethod
     def refuse_spawn(self, driver: Driver, vm: str) -> None:
@@ -206,7 +211,7 @@ class BareMetalRig(Rig):
         return stat is not None and not stat.ended and stat.start_ticks == handle.data["start_ticks"]
 
     def impostor(self, handle: Handle) -> tuple[Handle, Callable[[], bool]]:
-        stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        stranger = stranger_process(handle)
         self._strangers.append(stranger)
         data = {**handle.data, "pid": stranger.pid}
         return Handle(driver=handle.driver, version=1, data=data), lambda: stranger.poll() is None
@@ -233,6 +238,85 @@ class ProcessGroupRig(BareMetalRig):
     """The same on a host where no cgroup is to be had."""
 
     cgroup: Literal["auto", "none"] = "none"
+
+
+class FirecrackerRig(Rig):
+    """The Firecracker driver with real, jailed microVMs in a network namespace of the rig's own."""
+
+    end_code = -signal.SIGKILL
+
+    def __init__(self) -> None:
+        self.site = Site(owner=self.owner)
+        self._strangers: list[subprocess.Popen[bytes]] = []
+
+    def driver(self) -> FirecrackerDriver:
+        made = _Leasing(self.site.config(), self.site.net)
+        made.site = self.site
+        self.site.drivers.append(made)
+        return made
+
+    def end_by_itself(self, vm: str, handle: Handle) -> None:
+        os.kill(handle.data["pid"], signal.SIGKILL)
+
+    def refuse_spawn(self, driver: Driver, vm: str) -> None:
+        self.site.kernel.unlink()
+
+    def block_spawn(self, driver: Driver, vm: str) -> None:
+        assert isinstance(driver, FirecrackerDriver)
+        jailer = _script(self.site.root / "stuck", STUCK_SHELL)
+        driver.config = msgspec.structs.replace(driver.config, jailer_path=str(jailer))
+
+    def leave_half_made(self, vm: str, placement: dict[str, Any]) -> None:
+        class Crash(Exception):  # noqa: N818
+            pass
+
+        def reach(point: str) -> None:
+            if point == "firecracker.spawn.network":
+                raise Crash
+
+        crashing = self.site.driver(reach)
+        with suppress(Crash):
+            crashing.spawn(order(vm, placement), threading.Event())
+        crashing.close()
+
+    def runs(self, handle: Handle) -> bool:
+        stat = process.stat(handle.data["pid"])
+        return stat is not None and not stat.ended and stat.start_ticks == handle.data["start_ticks"]
+
+    def impostor(self, handle: Handle) -> tuple[Handle, Callable[[], bool]]:
+        stranger = stranger_process(handle)
+        self._strangers.append(stranger)
+        data = {**handle.data, "pid": stranger.pid}
+        return Handle(driver=handle.driver, version=1, data=data), lambda: stranger.poll() is None
+
+    def close(self) -> None:
+        for stranger in self._strangers:
+            stranger.kill()
+            stranger.wait()
+        self.site.close()
+
+
+class _Leasing(FirecrackerDriver):
+    """Plans every machine with an address: the contract asks all drivers alike, and knows of none."""
+
+    site: Site
+
+    def plan(
+        self, vm: str, scaler: str, labels: tuple[str, ...], lease: Lease | None = None
+    ) -> dict[str, Any]:
+        return super().plan(vm, scaler, labels, lease or self.site.lease(vm))
+
+
+def stranger_process(handle: Handle) -> subprocess.Popen[bytes]:
+    """Start a process that did not start in the same clock tick as the handle's."""
+    while True:
+        made = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        stat = process.stat(made.pid)
+        assert stat is not None
+        if stat.start_ticks != handle.data["start_ticks"]:
+            return made
+        made.kill()
+        made.wait()
 
 
 def _script(path: Path, text: str) -> Path:

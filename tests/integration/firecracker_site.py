@@ -158,7 +158,7 @@ class Site:
 
     def spawn(self, driver: FirecrackerDriver, vm: str, **environment: str) -> tuple[dict[str, Any], Handle]:
         placement = self.plan(driver, vm)
-        return placement, driver.spawn(self.order(vm, placement, **environment), threading.Event())
+        return placement, driver.spawn(self.order(vm, placement, None, **environment), threading.Event())
 
     def processes(self) -> list[int]:
         """Return the jailers and Firecrackers of this site, found by their command lines and roots."""
