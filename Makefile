@@ -7,7 +7,6 @@ BIN := $(VENV)/bin
 export UV_PYTHON_DOWNLOADS := never
 # The build backend looks for its binary on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
-export PYTHONWARNINGS ?= default
 
 .PHONY: demo setup test lint fmt lock bench soak clean help
 .DEFAULT_GOAL := demo

@@ -258,7 +258,9 @@ def _next(
     event: GlobalSlotTaken | SlotTaken | AddressLeased | Placed,
 ) -> NewFact:
     """Return the aggregate's next fact: only its first in the batch carries the expected sequence."""
-    last = next((fact for fact in reversed(facts) if fact.aggregate == aggregate), None)  # near the end, if any
+    last = next(
+        (fact for fact in reversed(facts) if fact.aggregate == aggregate), None
+    )  # near the end, if any
     return NewFact(
         aggregate=aggregate,
         version=(held if last is None else last).version + 1,

@@ -49,7 +49,8 @@ def validate(session: Session, *, file: Path, config_dir: Path | None, scripted:
         return ExitCode.FOUND
     scalers = report.config.scalers
     names = ", ".join(each.name for each in scalers) or "none"
-    out.line(f"valid: {len(scalers)} scalers ({names}), digest {digest(report.config)[:12]}")
+    count = "1 scaler" if len(scalers) == 1 else f"{len(scalers)} scalers"
+    out.line(f"valid: {count} ({names}), digest {digest(report.config)[:12]}")
     return ExitCode.OK
 
 

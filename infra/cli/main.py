@@ -30,8 +30,8 @@ COMMANDS = {
 _HELP = """Bring ephemeral CI agents up and take them down; the log is the truth.
 
 Commands find a coordinator through its data directory (--data-dir), or go straight to NATS with --nats. Those that
-only read need no coordinator: they fold the log, or read PostgreSQL, and say which. Every option can also be given in
-the environment, as FLEETLOG_ and its name: FLEETLOG_DATA_DIR, FLEETLOG_NATS, FLEETLOG_POSTGRES.
+only read need no coordinator: they fold the log, or read PostgreSQL, and say which. The options below can also be given
+in the environment, as FLEETLOG_ and their name: FLEETLOG_DATA_DIR, FLEETLOG_NATS, FLEETLOG_POSTGRES.
 """
 
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
