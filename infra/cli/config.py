@@ -49,8 +49,8 @@ def validate(session: Session, *, file: Path, config_dir: Path | None, scripted:
         return ExitCode.FOUND
     scalers = report.config.scalers
     names = ", ".join(each.name for each in scalers) or "none"
-    count = "1 scaler" if len(scalers) == 1 else f"{len(scalers)} scalers"
-    out.line(f"valid: {count} ({names}), digest {digest(report.config)[:12]}")
+    counted = "1 scaler" if len(scalers) == 1 else f"{len(scalers)} scalers"
+    out.line(f"valid: {counted} ({names}), digest {digest(report.config)[:12]}")
     return ExitCode.OK
 
 
