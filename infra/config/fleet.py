@@ -9,6 +9,7 @@ from msgspec import Meta
 from actors.decisions.resources import ResourceSpec
 from infra.config.backends import BACKENDS, Backends
 from infra.config.kinds import FORMS, Count, Name, ResourceCap
+from infra.config.microvm_network import MicrovmNetwork
 from infra.config.scaler import ScalerConfig
 
 _SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -30,6 +31,7 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     global_max_agents: Count = 50
     global_resource_cap: ResourceCap = ResourceCap()
     defaults: Defaults = Defaults()
+    microvm_network: MicrovmNetwork = MicrovmNetwork()
     scalers: Annotated[tuple[ScalerConfig, ...], Meta(max_length=1000)] = ()
 
     def scaler(self, name: str) -> ScalerConfig:

@@ -18,6 +18,8 @@ from infra.network.links import (
     bridge_full,
     check_owned,
     checked_tap,
+    no_bridge,
+    no_tap,
     not_isolated,
 )
 from infra.network.tun import tap_open
@@ -95,23 +97,28 @@ class CommandLinks:
                 self.delete(tap)
                 known = None
         if self._link(lease.bridge) is None:
-            message = f"bridge {lease.bridge} is not there: run `fleetlog host provision`"
-            raise DriverError("missing", message, transient=False)
+            raise no_bridge(lease.bridge)
         if known is None:
             self._make_tap(tap, uid, gid)
         try:
-            self._without_ipv6(tap)
-            self._enslave(tap, lease.bridge)
-            self._isolate(tap)
-            self._commands.run("bridge", "fdb", "replace", lease.mac, "dev", tap, "master", "static")
-            self._ip(
-                f"neigh replace {lease.address} lladdr {lease.mac} dev {lease.bridge} nud permanent",
-                f"link set dev {tap} up",
-            )
+            self._set_up(lease)
         except DriverError:
             with suppress(DriverError):
                 (self.delete if known is None else self.park)(tap)
             raise
+
+    def restore(self, lease: Lease) -> None:
+        """See `Links`."""
+        link = self._link(checked_tap(lease.tap))
+        if link is None:
+            raise no_tap(lease.tap)
+        if self._link(lease.bridge) is None:
+            raise no_bridge(lease.bridge)
+        state = _tap_state(link)
+        guarded = state.isolated and not state.learning and not state.flooding
+        if not (state.up and state.bridge == lease.bridge and guarded):
+            self.park(lease.tap)
+        self._set_up(lease)
 
     def park(self, tap: str) -> None:
         """See `Links`."""
@@ -188,6 +195,16 @@ class CommandLinks:
                 message = f"{error}; load the kernel module `tun` (modprobe tun), or pass the device in"
                 raise DriverError("missing", message, transient=False) from error
             raise
+
+    def _set_up(self, lease: Lease) -> None:
+        self._without_ipv6(lease.tap)
+        self._enslave(lease.tap, lease.bridge)
+        self._isolate(lease.tap)
+        self._commands.run("bridge", "fdb", "replace", lease.mac, "dev", lease.tap, "master", "static")
+        self._ip(
+            f"neigh replace {lease.address} lladdr {lease.mac} dev {lease.bridge} nud permanent",
+            f"link set dev {lease.tap} up",
+        )
 
     def _enslave(self, tap: str, bridge: str) -> None:
         try:

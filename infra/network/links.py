@@ -89,6 +89,13 @@ class Links(Protocol):
                 "refused" if the kernel cannot isolate ports or we lack the right.
         """
 
+    def restore(self, lease: Lease) -> None:
+        """Put a TAP that a machine has open back as `attach` left it. One that is so already is not disturbed.
+
+        Raises:
+            DriverError: it is not there, or as `attach`; a TAP that could not be isolated stays down.
+        """
+
     def park(self, tap: str) -> None:
         """Take the TAP down and keep it. One that is not there is fine."""
 
@@ -109,6 +116,20 @@ class Links(Protocol):
 
     def close(self) -> None:
         """Let go of sockets. Repeatable."""
+
+
+def no_bridge(name: str) -> DriverError:
+    """Return what it means that the bridge is not there."""
+    return DriverError(
+        "missing", f"bridge {name} is not there: run `fleetlog host provision`", transient=False
+    )
+
+
+def no_tap(tap: str) -> DriverError:
+    """Return what it means that a TAP in use is not there."""
+    return DriverError(
+        "missing", f"TAP {tap} is not there: its machine has no network any more", transient=False
+    )
 
 
 def checked_tap(tap: str) -> str:

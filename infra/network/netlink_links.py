@@ -17,6 +17,8 @@ from infra.network.links import (
     bridge_full,
     check_owned,
     checked_tap,
+    no_bridge,
+    no_tap,
     not_isolated,
 )
 from infra.network.namespace import entered
@@ -85,21 +87,23 @@ class NetlinkLinks:
         try:
             index = known if known is not None else self._index(tap)
             assert index is not None, "the TAP was just made"
-            self._without_ipv6(tap)
-            self._enslave(tap, index, lease.bridge, bridge)
-            self._isolate(tap, index)
-            self._do(
-                f"fix MAC and address of {tap}",
-                [
-                    rt.fix_mac_to_port(index, lease.mac),
-                    rt.fix_address_to_mac(bridge, lease.address, lease.mac),
-                    rt.set_up(index, up=True),
-                ],
-            )
+            self._set_up(lease, index, bridge)
         except DriverError:
             with suppress(DriverError):
                 (self.delete if known is None else self.park)(tap)
             raise
+
+    def restore(self, lease: Lease) -> None:
+        """See `Links`."""
+        tap = checked_tap(lease.tap)
+        bridge = self._bridge_index(lease.bridge)
+        link = self._link(tap)
+        if link is None:
+            raise no_tap(tap)
+        guarded = link.isolated and not link.learning and not link.flooding
+        if not (link.up and link.master == bridge and guarded):
+            self._do(f"take {tap} down", [rt.set_up(link.index, up=False)])
+        self._set_up(lease, link.index, bridge)
 
     def park(self, tap: str) -> None:
         """See `Links`."""
@@ -171,6 +175,19 @@ class NetlinkLinks:
         links = map(rt.read_link, self._netlink.dump(rt.list_links()))
         return {link.index: link.name for link in links}
 
+    def _set_up(self, lease: Lease, index: int, bridge: int) -> None:
+        self._without_ipv6(lease.tap)
+        self._enslave(lease.tap, index, lease.bridge, bridge)
+        self._isolate(lease.tap, index)
+        self._do(
+            f"fix MAC and address of {lease.tap}",
+            [
+                rt.fix_mac_to_port(index, lease.mac),
+                rt.fix_address_to_mac(bridge, lease.address, lease.mac),
+                rt.set_up(index, up=True),
+            ],
+        )
+
     def _enslave(self, tap: str, index: int, bridge_name: str, bridge: int) -> None:
         try:
             self._netlink.send([rt.set_master(index, bridge)])
@@ -195,8 +212,7 @@ class NetlinkLinks:
         if index is None or self._index(name) != index:
             index = self._index(name)
             if index is None:
-                message = f"bridge {name} is not there: run `fleetlog host provision`"
-                raise DriverError("missing", message, transient=False)
+                raise no_bridge(name)
             self._bridges[name] = index
         return index
 
