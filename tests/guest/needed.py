@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = {"gcc": "gcc", "ld": "binutils", "ip": "iproute2", "bridge": "iproute2", "mkfs.ext4": "e2fsprogs"}
+PACKAGES = {
+    "bridge": "iproute2",
+    "gcc": "gcc",
+    "ip": "iproute2",
+    "ld": "binutils",
+    "mkfs.ext4": "e2fsprogs",
+    "nft": "nftables",
+}
 """Commands, and the Debian package that brings each."""
 
 _DEVICES = ("/dev/kvm", "/dev/net/tun")

@@ -13,6 +13,7 @@ from typing import Self
 
 _CLONE_NEWNET = 0x40000000
 _UID = 30_000
+_BRIDGE_MAC = "06:00:0a:2c:00:01"
 _numbers = itertools.count(1)
 
 
@@ -38,7 +39,9 @@ class Segment:
             self._disable_ipv6()
             self.ip_batch(
                 "link set lo up",
-                "link add br0 type bridge",
+                # An address of its own: else it takes the lowest of its ports', and loses every guest that has it in
+                # its ARP table when a TAP with a lower one joins.
+                f"link add br0 address {_BRIDGE_MAC} type bridge",
                 f"addr add {self.gateway}/{self.prefix_bits} dev br0",
                 "link set br0 up",
             )

@@ -25,9 +25,12 @@ void main(const uint8_t *boot_parameters) {
             agent_interrupted();
         }
         uint64_t now = now_ns();
+        /* Who gives something to do to others comes before them, so that nobody's due time is out of date: what TCP
+         * gives up is known above, what is wanted above is known to NATS, and its waiting to TCP. */
+        tcp_tick(now);
         uint64_t due = earlier(metadata_tick(now), agent_tick(now));
         due = earlier(due, nats_tick(now));
-        due = earlier(due, tcp_tick(now));
+        due = earlier(due, tcp_due());
         if (!card_waiting()) {
             sleep_until(due);
         }

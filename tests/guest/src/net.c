@@ -95,14 +95,28 @@ const uint8_t *net_neighbour(uint32_t ip, bool ask) {
     return NULL;
 }
 
-static void learn(uint32_t ip, const uint8_t *mac) {
-    int place = oldest_neighbour;
+void net_forget_neighbour(uint32_t ip) {
+    uint32_t next = on_link(ip) ? ip : self.gateway;
+    for (int i = 0; i < NEIGHBOURS_MAX; i++) {
+        if (neighbours[i].ip == next) {
+            neighbours[i].until_ns = 0;
+        }
+    }
+}
+
+/* `known_only`: take a new MAC address of somebody we know, but do not get to know anybody. */
+static void learn(uint32_t ip, const uint8_t *mac, bool known_only) {
+    int place = NEIGHBOURS_MAX;
     for (int i = 0; i < NEIGHBOURS_MAX; i++) {
         if (neighbours[i].ip == ip) {
             place = i;
         }
     }
-    if (place == oldest_neighbour) {
+    if (place == NEIGHBOURS_MAX && known_only) {
+        return;
+    }
+    if (place == NEIGHBOURS_MAX) {
+        place = oldest_neighbour;
         oldest_neighbour = (oldest_neighbour + 1) % NEIGHBOURS_MAX;
     }
     neighbours[place].ip = ip;
@@ -113,13 +127,13 @@ static void learn(uint32_t ip, const uint8_t *mac) {
 
 static void take_arp(const uint8_t *arp) {
     uint32_t sender = get32(arp + 14), target = get32(arp + 24);
-    if (get16(arp + 2) != TYPE_IP || target != self.ip || sender == 0) {
+    bool is_request = get16(arp + 6) == ARP_REQUEST;
+    if (get16(arp + 2) != TYPE_IP || sender == 0) {
         return;
     }
-    if (get16(arp + 6) == ARP_REQUEST) {
+    learn(sender, arp + 8, is_request || target != self.ip);
+    if (is_request && target == self.ip) {
         send_arp(ARP_REPLY, arp + 8, self.ip, sender);
-    } else {
-        learn(sender, arp + 8); /* only what we may have asked for: requests of others teach us nothing */
     }
 }
 

@@ -22,6 +22,9 @@ void net_poll(void);
 /* The MAC address behind which an IP address is reached; NULL when not known, and it is asked for with `ask`. */
 const uint8_t *net_neighbour(uint32_t ip, bool ask);
 
+/* Ask anew the next time: nothing comes back from there. */
+void net_forget_neighbour(uint32_t ip);
+
 /* Begin a packet: the place for its payload. `net_packet_send` sends it from `source` as `mac`. */
 uint8_t *net_packet(void);
 void net_packet_send(const uint8_t *to_mac, const uint8_t *from_mac, uint32_t from, uint32_t to, uint8_t protocol,

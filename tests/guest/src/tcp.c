@@ -14,6 +14,7 @@ enum {
     ACK = 16,
     TRIES_MAX = 8,
     ARP_TRIES_MAX = 4,
+    TRIES_BEFORE_ASKING = 3,
 };
 
 static const uint64_t ARP_WAIT_NS = 250 * MS;
@@ -244,6 +245,17 @@ void tcp_neighbour_known(void) {
     }
 }
 
+/* The peer, or the gateway before it, may have a new MAC address: look, and after some tries ask. */
+static void look_for_peer_again(struct tcp *tcp) {
+    if (tcp->tries == TRIES_BEFORE_ASKING) {
+        net_forget_neighbour(tcp->peer);
+    }
+    const uint8_t *mac = net_neighbour(tcp->peer, true);
+    if (mac != NULL) {
+        memcpy(tcp->peer_mac, mac, 6);
+    }
+}
+
 static void send_again(struct tcp *tcp) {
     int tries_max = tcp->state == TCP_RESOLVING ? ARP_TRIES_MAX : TRIES_MAX;
     if (++tcp->tries >= tries_max) {
@@ -252,6 +264,7 @@ static void send_again(struct tcp *tcp) {
         wait_for_answer(tcp, ARP_WAIT_NS);
         try_neighbour(tcp, true);
     } else {
+        look_for_peer_again(tcp);
         uint64_t wait_ns = tcp->wait_ns * 2 < LONGEST_WAIT_NS ? tcp->wait_ns * 2 : LONGEST_WAIT_NS;
         if (tcp->state == TCP_OPENING) {
             send_syn(tcp);
@@ -264,17 +277,20 @@ static void send_again(struct tcp *tcp) {
     }
 }
 
-uint64_t tcp_tick(uint64_t now) {
+void tcp_tick(uint64_t now) {
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        struct tcp *tcp = connections[i];
+        if (tcp != NULL && tcp->state != TCP_CLOSED && tcp->due_ns <= now) {
+            send_again(tcp);
+        }
+    }
+}
+
+uint64_t tcp_due(void) {
     uint64_t due = NEVER;
     for (int i = 0; i < CONNECTIONS_MAX; i++) {
         struct tcp *tcp = connections[i];
-        if (tcp == NULL || tcp->state == TCP_CLOSED) {
-            continue;
-        }
-        if (tcp->due_ns <= now) {
-            send_again(tcp);
-        }
-        if (tcp->state != TCP_CLOSED && tcp->due_ns < due) {
+        if (tcp != NULL && tcp->state != TCP_CLOSED && tcp->due_ns < due) {
             due = tcp->due_ns;
         }
     }

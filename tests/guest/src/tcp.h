@@ -41,8 +41,11 @@ bool tcp_send(struct tcp *tcp, const void *data, size_t length);
 void tcp_close(struct tcp *tcp);
 void tcp_reset(struct tcp *tcp);
 
-/* Send again what was not confirmed in time; returns when to come back. */
-uint64_t tcp_tick(uint64_t now);
+/* Send again what was not confirmed in time, or give up. */
+void tcp_tick(uint64_t now);
+
+/* When `tcp_tick` is needed next. */
+uint64_t tcp_due(void);
 
 /* From the floor below. */
 void tcp_take(uint32_t from, const uint8_t *segment, size_t length);
