@@ -21,7 +21,7 @@ from actors.errors import DriverError
 from events.envelope import Resources
 from events.vm import Handle
 from infra.drivers.bare_metal import BareMetalConfig, BareMetalDriver, LabelSet
-from infra.drivers.firecracker import FirecrackerDriver
+from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
 from infra.host_process import process
 from tests.integration.firecracker_site import Site

@@ -19,7 +19,9 @@ from actors.decisions.addresses import Lease, mac_of, tap_of
 from actors.driver import SpawnOrder
 from events.envelope import Resources
 from events.vm import Handle
-from infra.drivers.firecracker import FirecrackerConfig, FirecrackerDriver, LabelSet, identity, limits
+from infra.drivers.firecracker import identity, limits
+from infra.drivers.firecracker.config import FirecrackerConfig, LabelSet
+from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.drivers.firecracker.gate import Gate
 from infra.host_process import process
 from infra.network.policy import Policy
@@ -45,12 +47,10 @@ class SegmentNet:
         self.released: list[str] = []
         self.fail_attach: Exception | None = None
 
-    def set_policy(self, lease: Lease, policy: Policy) -> None:
-        self.policies[lease.address] = policy
-
-    def attach(self, lease: Lease, uid: int, gid: int) -> None:
+    def attach(self, lease: Lease, policy: Policy, uid: int, gid: int) -> None:
         if self.fail_attach is not None:
             raise self.fail_attach
+        self.policies[lease.address] = policy
         if lease.tap in self.taps:
             return
         self.segment.ip_batch(
@@ -60,11 +60,9 @@ class SegmentNet:
         )
         self.taps.add(lease.tap)
 
-    def clear_policy(self, lease: Lease) -> None:
-        self.policies.pop(lease.address, None)
-
     def release(self, lease: Lease) -> None:
         self.released.append(lease.address)
+        self.policies.pop(lease.address, None)
         if lease.tap in self.taps:
             self.segment.ip_batch(f"link del {lease.tap}")
             self.taps.discard(lease.tap)

@@ -5,6 +5,9 @@ import msgspec
 from infra.network.policy import Policy
 
 VCPUS = 2
+VCPUS_MOST = 32
+"""Firecracker's own limit."""
+
 MEM_MIB = 512
 OVERLAY_MIB = 2048
 SOCKET_WAIT_S = 30.0

@@ -115,8 +115,7 @@ class FirecrackerDriver:
         order, found = what.order, self._paths(what.order.vm, what.order.placement)
         bringup = Bringup(self.config, found, what, abort, self._reach)
         bringup.make_chroot(template, order.placement["boot_id"])
-        self._net.set_policy(what.lease, what.label_set.policy)
-        self._net.attach(what.lease, self.config.uid, self.config.gid)
+        self._net.attach(what.lease, what.label_set.policy, self.config.uid, self.config.gid)
         self._reach("firecracker.spawn.network")
         if abort.is_set():
             raise DriverError("aborted", "called off before Firecracker was started", transient=True)
@@ -176,8 +175,9 @@ class FirecrackerDriver:
                     )
                 ending = self._end(vm, found, seen, abort)
                 self._reach("firecracker.destroy.ended")
-                self._net.clear_policy(lease)
-                self._net.release(lease)
+                if seen.traces:
+                    # Without any, an earlier teardown came through, and the address may be another's by now.
+                    self._net.release(lease)
                 teardown.remove_cgroups(placement.get("cgroups", []))
                 self._reach("firecracker.destroy.network")
                 self._finish(vm, found, Path(placement["logs"]))

@@ -7,24 +7,20 @@ from infra.network.policy import Policy
 
 
 class HostNet(Protocol):
-    """TAPs on the bridge, and the rules that bind and fence their addresses. Every call can be repeated.
+    """TAPs on the bridge, and the rules that bind and fence their addresses."""
 
-    Raises:
-        DriverError: any of them; what was done so far is undone by `clear_policy` and `release`.
-    """
+    def attach(self, lease: Lease, policy: Policy, uid: int, gid: int) -> None:
+        """Have the lease's TAP up, isolated, to be opened by this user only, with its policy in force before that.
 
-    def set_policy(self, lease: Lease, policy: Policy) -> None:
-        """Let the address reach this and nothing else, whatever an earlier holder was let."""
-        ...
-
-    def attach(self, lease: Lease, uid: int, gid: int) -> None:
-        """Have the lease's TAP up, isolated, on the bridge, and to be opened by this user only."""
-        ...
-
-    def clear_policy(self, lease: Lease) -> None:
-        """Forget all that was said of the address."""
+        Raises:
+            DriverError: nothing of it is left in force.
+        """
         ...
 
     def release(self, lease: Lease) -> None:
-        """Take the TAP away, or keep it down for the address's next holder."""
+        """Take policy and TAP away, or keep the TAP down for the address's next holder. Repeatable.
+
+        Raises:
+            DriverError: some of it may be left.
+        """
         ...

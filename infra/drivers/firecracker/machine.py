@@ -11,13 +11,10 @@ from actors.errors import DriverError
 from events.envelope import Resources
 from infra.drivers.firecracker import metadata
 from infra.drivers.firecracker.api import Request
-from infra.drivers.firecracker.config import FirecrackerConfig, LabelSet
+from infra.drivers.firecracker.config import VCPUS_MOST, FirecrackerConfig, LabelSet
 
 log = logging.getLogger(__name__)
 MIB = 1024 * 1024
-VCPUS_MOST = 32
-"""Firecracker's own limit."""
-
 BOOT_ARGS_BYTES_MOST = 2047
 INTERFACE = "eth0"
 BOOT_ARGS = "console=ttyS0 reboot=k panic=1 random.trust_cpu=on init=/init"
