@@ -5,8 +5,9 @@ import ipaddress
 import os
 import select
 import struct
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from infra.network.rtnetlink import mac_bytes
 ARP, IP = 0x0806, 0x0800
 ICMP, TCP, UDP = 1, 6, 17
 BROADCAST = b"\xff" * 6
+SYN_ACK = 0x12
 _FRAME_MOST = 2048
 
 
@@ -33,6 +35,7 @@ class TapGuest:
         with entered(namespace):
             self._tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(self._tap, 0x400454CA, struct.pack("16sH22x", lease.tap.encode(), 0x0002 | 0x1000))
+            self._wait_for_the_bridge()
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +44,15 @@ class TapGuest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._tap)
+
+    def _wait_for_the_bridge(self) -> None:
+        # The bridge learns from the kernel's link watch, a moment later, that somebody is there.
+        deadline = time.monotonic() + 5
+        show = ["bridge", "-d", "link", "show", "dev", self.lease.tap]
+        while (
+            "state forwarding" not in subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        ):
+            assert time.monotonic() < deadline, "the bridge does not forward for the TAP"
 
     def send(self, frame: bytes) -> None:
         """Put a frame on the wire."""
@@ -64,28 +76,46 @@ class TapGuest:
         *,
         source: str | None = None,
         mac: bytes | None = None,
-        to_mac: bytes | None = None,
-        timeout_s: float = 0.25,
+        timeout_s: float = 0.4,
     ) -> bool:
         """Send a UDP datagram, a TCP SYN or an ICMP echo, and tell whether the target itself answered."""
-        ours = next(self._ports)
+        return self.ask_all((protocol,), target, port, source=source, mac=mac, timeout_s=timeout_s) == {
+            protocol
+        }
+
+    def ask_all(
+        self,
+        protocols: Iterable[int],
+        target: str,
+        port: int = 0,
+        *,
+        source: str | None = None,
+        mac: bytes | None = None,
+        timeout_s: float = 0.6,
+    ) -> set[int]:
+        """Ask by several protocols at once, and return those by which the target itself answered in time."""
+        ours, there = next(self._ports), packed(target)
         sender = self.address if source is None else packed(source)
-        there = packed(target)
-        self.send(
-            ethernet(to_mac or self.gateway_mac, mac or self.mac, IP)
-            + datagram(protocol, sender, there, ours, port)
-        )
+        head = ethernet(self.gateway_mac, mac or self.mac, IP)
+        missing = set(protocols)
+        for protocol in protocols:
+            self.send(head + datagram(protocol, sender, there, ours, port))
+        answered: set[int] = set()
 
         def answers(frame: bytes) -> bool:
-            if frame[12:14] != struct.pack("!H", IP) or frame[23] != protocol or frame[26:30] != there:
+            if frame[12:14] != struct.pack("!H", IP) or frame[23] not in missing or frame[26:30] != there:
                 return False
-            if protocol == ICMP:
+            if frame[23] == ICMP:
                 return frame[34] == 0 and frame[38:40] == struct.pack("!H", ours)
             if struct.unpack_from("!HH", frame, 34) != (port, ours):
                 return False
-            return protocol != TCP or frame[47] == 0x12  # SYN and ACK: the connection would be open
+            return frame[23] != TCP or frame[47] == SYN_ACK  # the connection would be open
 
-        return self.receive(answers, timeout_s) is not None
+        deadline = time.monotonic() + timeout_s
+        while missing and (frame := self.receive(answers, deadline - time.monotonic())) is not None:
+            missing.remove(frame[23])
+            answered.add(frame[23])
+        return answered
 
     def arp(
         self, target: str, *, source: str | None = None, mac: bytes | None = None, inner: bytes | None = None

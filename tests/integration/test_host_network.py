@@ -48,7 +48,7 @@ def network(site: NetworkSite, tmp_path: Path) -> HostNetwork:
 
 def reaches(guest: TapGuest, target: str, port: int = OPEN_PORT) -> set[int]:
     """Which protocols get an answer from the target."""
-    return {each for each in ALL_PROTOCOLS if guest.ask(each, target, port)}
+    return guest.ask_all(ALL_PROTOCOLS, target, port)
 
 
 def test_the_internet_is_reached_and_nothing_internal_is(site: NetworkSite, network: HostNetwork) -> None:
