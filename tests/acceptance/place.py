@@ -213,6 +213,8 @@ class Place:
         if self.servers is not None:
             arguments += ["--agent-signing-key", str(self.servers.signing_key), "--log-limit", LOG_LIMIT]
         environment = {} if crash_at is None else {"FLEETLOG_CRASH_AT": crash_at}
+        if self.servers is not None and self.servers.tls_ca is not None:
+            environment["SSL_CERT_FILE"] = str(self.servers.tls_ca)  # which agents get too
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
                 [*self._as_boot(boot_id), *self.command("up", *arguments)],

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from events import subjects
 from infra.journal.jetstream import call
 from infra.journal.wire import Wire
 from infra.postgres.database import schema_of
-from tests.acceptance.host import processes_of
+from tests.acceptance.host import processes_of, wait_until
 from tests.acceptance.place import Place
 from tests.conftest import NatsServer
 
@@ -267,3 +267,32 @@ def test_a_full_disk_refuses_the_start_and_nothing_is_made(quick_place: Place, s
     quick_place.data = small_disk / "data"
     refused(quick_place, UNREACHABLE, str(small_disk), "MiB free", "--data-dir")
     assert not quick_place.data.exists()
+
+
+def test_a_disk_that_runs_full_refuses_demand_and_the_fleet_goes_on_when_there_is_room(
+    place: Place, small_disk: Path
+) -> None:
+    place.data = small_disk / "data"
+    filler = small_disk / "filler"
+    coordinator = place.start("--log-limit", "16m")
+    held = place.demand("held")
+    place.wait_phase(held, "registered")
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    error = place.ask("demand", "-l", "quick", "--job", "one", expect=UNREACHABLE)["error"]
+    assert error["code"] == "log-unavailable"
+    assert "disk" in error["message"]
+    assert coordinator.process.poll() is None
+    assert place.processes(), "the agent works on"
+    filler.unlink()
+    wait_until(
+        lambda: place.run("demand", "-l", "quick", "--job", "one").returncode == 0,
+        "demand is taken again",
+        40,
+    )
+    place.open_gate()
+    place.wait_all_reaped()
+    assert {state.reason for state in place.lives().values()} == {"job-complete"}
+    place.settle()

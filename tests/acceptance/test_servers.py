@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from infra.embedded.nats_server import find_binary
 from infra.embedded.postgres_server import EmbeddedPostgres
 from tests.acceptance.conftest import servers_of
 from tests.acceptance.host import wait_until
@@ -114,6 +119,52 @@ def test_outside_servers_go_and_come_back_and_the_coordinator_starts_none(
     assert not (outside.data / "nats").exists()
     assert not (outside.data / "postgres").exists()
     outside.settle()
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path, own_nats_server: NatsServer, postgres_dsn: str) -> Iterator[Place]:
+    """A place on a NATS that speaks TLS only, with a certificate that only our own file vouches for."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    own_nats_server.stop()
+    config = json.loads((own_nats_server.directory / "nats.conf").read_text())
+    config["tls"] = {"cert_file": str(certificate), "key_file": str(key)}
+    path = tmp_path / "tls.conf"
+    path.write_text(json.dumps(config))
+    server = subprocess.Popen([find_binary(), "-c", path], stderr=subprocess.DEVNULL)
+    known = servers_of(own_nats_server, postgres_dsn)
+    servers = replace(known, nats=known.nats.replace("nats://", "tls://"), tls_ca=certificate)
+    made = Place(tmp_path / "place", servers)
+    try:
+        wait_until(lambda: _listens(own_nats_server.port), "the server listens")
+        yield made
+    finally:
+        made.clean()
+        server.kill()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def test_coordinator_agents_and_commands_speak_tls(over_tls: Place) -> None:
+    first = over_tls.start()
+    held = over_tls.demand("held")
+    over_tls.wait_phase(held, "registered")
+    first.kill()
+    over_tls.start()
+    over_tls.open_gate()
+    over_tls.wait_all_reaped()
+    assert over_tls.lives()[held].reason == "job-complete"
+    over_tls.settle()
 
 
 def test_without_postgres_it_starts_says_so_and_catches_up_when_it_is_there(

@@ -27,13 +27,20 @@ def let_pass(seconds: float) -> None:
     wait_until(lambda: time.monotonic() >= ends, "time passes", seconds + 5)
 
 
-def test_a_stopped_agent_is_failed_after_the_grace_and_a_beating_one_is_not(quick_place: Place) -> None:
+def test_a_stopped_agent_is_failed_after_the_grace_and_one_that_is_heard_of_again_is_not(
+    quick_place: Place,
+) -> None:
     place = quick_place
     place.start()
-    silent, beating = place.demand("held"), place.demand("held")
-    for vm in (silent, beating):
+    silent, beating, halting = (place.demand("held") for _ in range(3))
+    for vm in (silent, beating, halting):
         place.wait_phase(vm, "registered")
     os.kill(agent_pid(place, silent), signal.SIGSTOP)
+    for _ in range(3):  # together longer than the grace, and each time heard of again
+        os.kill(agent_pid(place, halting), signal.SIGSTOP)
+        let_pass(GRACE_S / 2)
+        os.kill(agent_pid(place, halting), signal.SIGCONT)
+        let_pass(1.2)
     place.wait_phase(silent, "reaped")
     state = place.lives()[silent]
     assert state.reason == "heartbeat-timeout"
@@ -42,10 +49,10 @@ def test_a_stopped_agent_is_failed_after_the_grace_and_a_beating_one_is_not(quic
     )
     assert state.registered_at is not None
     assert failed.at - state.registered_at >= timedelta(seconds=GRACE_S)
-    assert place.lives()[beating].phase == "registered"
+    assert {place.lives()[vm].phase for vm in (beating, halting)} == {"registered"}
     place.open_gate()
     place.wait_all_reaped()
-    assert place.lives()[beating].reason == "job-complete"
+    assert {place.lives()[vm].reason for vm in (beating, halting)} == {"job-complete"}
     place.settle()
 
 
@@ -91,22 +98,4 @@ def test_a_coordinator_that_was_away_longer_than_the_grace_starts_the_grace_anew
     place.open_gate()
     place.wait_all_reaped()
     assert place.lives()[beating].reason == "job-complete"
-    place.settle()
-
-
-def test_an_agent_that_was_stopped_for_less_than_the_grace_goes_on(quick_place: Place) -> None:
-    place = quick_place
-    place.start()
-    vm = place.demand("held")
-    place.wait_phase(vm, "registered")
-    pid = agent_pid(place, vm)
-    for _ in range(3):  # together longer than the grace, and each time heard of again
-        os.kill(pid, signal.SIGSTOP)
-        let_pass(GRACE_S / 2)
-        os.kill(pid, signal.SIGCONT)
-        let_pass(1.2)
-    assert place.lives()[vm].phase == "registered"
-    place.open_gate()
-    place.wait_all_reaped()
-    assert place.lives()[vm].reason == "job-complete"
     place.settle()
