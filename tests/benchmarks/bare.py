@@ -48,15 +48,19 @@ def with_client(address: NatsAddress, work: Callable[[Client], Awaitable[T]]) ->
     return asyncio.run(run())
 
 
-def publish_one_by_one(address: NatsAddress, cluster: str, payload: bytes, count: int) -> float:
-    """Return publishes a second of `js.publish`, each acknowledged before the next."""
+def publish_one_by_one(
+    address: NatsAddress, cluster: str, payload: bytes, count: int, *, guarded: bool = False
+) -> float:
+    """Return publishes a second of `js.publish`, each acknowledged before the next; `guarded` as in `_batch`."""
 
     async def work(client: Client) -> float:
         stream = client.jetstream()
         subject = subjects.log(cluster, f"vm.{secrets.token_hex(4)}")
         began = time.perf_counter()
-        for _ in range(count):
-            await stream.publish(subject, payload)
+        for number in range(count):
+            own = f"{subject}-{number}" if guarded else subject
+            headers = {"Nats-Msg-Id": own, "Nats-Expected-Last-Subject-Sequence": "0"} if guarded else None
+            await stream.publish(own, payload, headers=headers)
         return count / (time.perf_counter() - began)
 
     return with_client(address, work)

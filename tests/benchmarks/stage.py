@@ -30,7 +30,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured. Rounds are repeated and the median counts."""
 
     rounds: int = 5
-    singles: int = 1000  # appends one after the other, each round
+    singles: int = 500  # appends one after the other, each round
     agents: int = 4000  # machines that append in parallel, each round
     dead: tuple[int, ...] = (1_000, 10_000, 100_000)
     live: int = 1000
