@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from actors.decisions.capacity import ScalerRules, Site
 from actors.decisions.labels import explain
-from actors.driver import Driver, Resource
+from actors.driver import Resource
 from actors.fleet import Fleet, Routing
 from actors.pooled import ActorPool
 from actors.ports import AgentAccess
@@ -25,7 +24,6 @@ from actors.world import Router, World
 from events import subjects
 from events.coordinator import ConfigApplied, Started
 from events.envelope import Recorded
-from infra.agent.access import NatsAgentAccess
 from infra.agent.door import AgentDoor
 from infra.api.door import ApiDoor, Knowledge
 from infra.boot import Booted, boot
@@ -33,10 +31,11 @@ from infra.clock import SystemClock, ThreadTimers
 from infra.collector import collect_seldom
 from infra.config.fleet import FleetConfig, digest
 from infra.crash import crash_points
-from infra.drivers.catalogue import AgentLines, build_driver
+from infra.drivers.catalogue import AgentLines
 from infra.effects import ThreadEffects
 from infra.embedded.data_directory import DataDirectory
 from infra.host import boot_id, check_disk, host_name, platform_labels
+from infra.hosting import Hosting
 from infra.ids import SystemIds
 from infra.journal.connection import NatsConnection
 from infra.journal.nats import NatsJournal
@@ -88,6 +87,7 @@ class Coordinator:
         self.site = Site(coordinator=name, host=host, boot_id=boot_id())
         self.cluster = subjects.checked(options.config.cluster or options.cluster, "cluster")
         self.clock = SystemClock()
+        self.hosting = Hosting(options.config, self.site, cluster=self.cluster, clock=self.clock)
         self.ids = SystemIds()
         self.release = version("fleetlog")
         self.started_at = self.clock.now()
@@ -116,11 +116,15 @@ class Coordinator:
         self.data = self._closers.enter_context(DataDirectory(self.options.data_directory))
         self.servers = Servers(self.options.servers, self.data, self.clock)
         self._closers.callback(self.servers.close)
-        self.servers.start()
+        self._closers.callback(self.hosting.close)
+        if self.options.servers.nats is not None:
+            self.hosting.open_network(None)  # the embedded one opens it with its port
+        self.servers.start(self.hosting.open_network)
         self._open_log()
         self._open_tables()
         booted = boot(self.journal, self._boot_tables)
         self._build_actors()
+        self.hosting.settle_network(booted.state.vms, self.servers.address)
         self.watch = Watch(self, booted.state.vms.values())
         self.unaccounted = self.supervisor.boot(self._load(booted), self._applied(), self._started())
         self._say_booted(booted)
@@ -164,36 +168,28 @@ class Coordinator:
         return lambda: (found.pop() if found else boot(self.journal, self._boot_tables)).state
 
     def _build_actors(self) -> None:
-        scalers = self.options.config.scalers
-        rules = {scaler.name: scaler.rules(self.site.coordinator) for scaler in scalers}
         crash = crash_points(self.environment)
-        drivers: dict[str, Driver] = {}
-        for scaler in scalers:
-            driver = build_driver(
-                scaler,
-                owner=self.site.coordinator,
-                state=self.data.path / "machines",
-                environment=self.environment,
-                lines=self.options.agent_lines,
-                reach=crash.reach,
-            )
-            drivers[rules[scaler.name].slot] = driver
-            self._closers.callback(driver.close)
+        self.hosting.build(
+            state=self.data.path / "machines",
+            environment=self.environment,
+            lines=self.options.agent_lines,
+            reach=crash.reach,
+            address=self.servers.address,
+            signer=self.servers.signer,
+            credential_s=self.options.agent_credential_s,
+        )
+        rules = self.hosting.rules
         pool = ActorPool()
         timers = ThreadTimers()
         effects = {
             name: ThreadEffects(name, width=width)
             for name, width in (("spawn", SPAWN_WIDTH), ("teardown", TEARDOWN_WIDTH), ("read", READ_WIDTH))
         }
-        self.access = {
-            rules[scaler.name].slot: self._access(scaler.nats_url or self.servers.address.url)
-            for scaler in scalers
-        }
         links = _Link()
         self.world = World(
             site=self.site,
             rules={rule.slot: rule for rule in rules.values()},
-            drivers=drivers,
+            drivers=self.hosting.drivers,
             journal=self.journal,
             clock=self.clock,
             timers=timers,
@@ -201,7 +197,9 @@ class Coordinator:
             spawns=effects["spawn"],
             teardowns=effects["teardown"],
             reads=effects["read"],
-            access=dict[str, AgentAccess](self.access),
+            access=dict[str, AgentAccess](self.hosting.access),
+            pools=self.hosting.pools(),
+            occupied=self.hosting.occupied,
             link=links,
             crash=crash,
             pool=pool,
@@ -217,15 +215,6 @@ class Coordinator:
             self._closers.callback(stop)
         self._closers.callback(
             lambda: self.supervisor.stop(self.fatal_reason or "asked to", timeout_s=STOP_S)
-        )
-
-    def _access(self, url: str) -> NatsAgentAccess:
-        return NatsAgentAccess(
-            cluster=self.cluster,
-            nats_url=url,
-            clock=self.clock,
-            signer=self.servers.signer,
-            ttl_s=self.options.agent_credential_s,
         )
 
     def _routing(self, rules: dict[str, ScalerRules]) -> Routing:
@@ -284,8 +273,8 @@ class Coordinator:
         self._closers.callback(self.journal.follow(after, deliver).stop)
 
     def _open_doors(self) -> None:
-        access = next(iter(self.access.values()), None) or self._access(self.servers.address.url)
-        self.agent_door = AgentDoor(self.connection, self.cluster, self.fleet, access, self.clock)
+        renewer = self.hosting.renewer(self.router.slots)
+        self.agent_door = AgentDoor(self.connection, self.cluster, self.fleet, renewer, self.clock)
         self.links.door = self.agent_door
         self._closers.callback(self.agent_door.close)
         self.agent_door.start()
@@ -346,16 +335,9 @@ class Coordinator:
             f"{len(self._unserved)} live machines belong to scalers the fleet file no longer has: {names}",
         )
 
-    def surveys(self) -> dict[str, Callable[[], tuple[Resource, ...]]]:
-        """Return, by backend type, what lists everything of ours on this host."""
-        by_backend: dict[str, list[Driver]] = {}
-        for driver in self.world.drivers.values():
-            by_backend.setdefault(driver.backend, []).append(driver)
-        return {backend: partial(_listed, drivers) for backend, drivers in by_backend.items()}
-
     def verify_host(self) -> Any:
         """Compare what the log says of this host with what is on it."""
-        return tuple(verify_host(self.journal, self.site.host, self.surveys(), self.site.coordinator))
+        return tuple(verify_host(self.journal, self.site.host, self.hosting.surveys(), self.site.coordinator))
 
     # Down.
 
@@ -380,15 +362,6 @@ class _Link:
         """Tell the agent to stop, when there is a way to."""
         if self.door is not None:
             self.door.stop(vm, reason, grace_s)
-
-
-def _listed(drivers: list[Driver]) -> tuple[Resource, ...]:
-    """Return what all drivers of one type find; they may share a folder, and then find the same."""
-    found: dict[tuple[str, str], Resource] = {}
-    for driver in drivers:
-        for resource in driver.survey():
-            found[(resource.kind, resource.name)] = resource
-    return tuple(found.values())
 
 
 def _settle(done: Callable[[], bool], timeout_s: float = 60.0) -> None:

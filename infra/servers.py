@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.ports import Clock
@@ -50,10 +51,14 @@ class Servers:
         self.operator_creds: Path | None = None
         self.dsn: str | None = None
 
-    def start(self) -> None:
-        """Start NATS, then PostgreSQL. A PostgreSQL that does not start is no reason not to run: the log is the truth."""
+    def start(self, guard: Callable[[int], bool] = lambda _: False) -> None:
+        """Start NATS, then PostgreSQL. A PostgreSQL that does not start is no reason not to run: the log is the truth.
+
+        `guard` is told the embedded NATS's port before it listens, and says whether it may listen beyond loopback:
+        whether nothing but loopback and our own guests can reach that port.
+        """
         if self.options.nats is None:
-            self._start_nats()
+            self._start_nats(guard)
         else:
             self.address = self.options.nats
             self.operator_creds = self.options.nats.creds
@@ -72,14 +77,19 @@ class Servers:
             self.embedded["postgres"] = postgres
             self.dsn = postgres.dsn
 
-    def _start_nats(self) -> None:
+    def _start_nats(self, guard: Callable[[int], bool]) -> None:
         options = NatsOptions(port=self.options.nats_port, durability=self.options.durability)
-        nats = EmbeddedNats(self._data.path / "nats", issued_at=self._clock.now(), options=options)
+        nats = self._embedded_nats(options)
+        if guard(nats.port):
+            nats = self._embedded_nats(replace(options, host="0.0.0.0"))  # noqa: S104 - guarded, as was just said
         nats.start()
         self.embedded["nats"] = nats
         self.address = NatsAddress(url=nats.url, creds=nats.coordinator_creds)
         self.operator_creds = nats.operator_creds
         self.signer = nats.keys.agent_signer
+
+    def _embedded_nats(self, options: NatsOptions) -> EmbeddedNats:
+        return EmbeddedNats(self._data.path / "nats", issued_at=self._clock.now(), options=options)
 
     def _external_signer(self, address: NatsAddress) -> AccountSigner | None:
         path = self.options.agent_signing_key

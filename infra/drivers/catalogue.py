@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from actors.driver import Driver
 from infra.config.bare_metal import BareMetalScaler
-from infra.config.firecracker import FirecrackerScaler
+from infra.config.firecracker import FirecrackerLabelSet, FirecrackerScaler
 from infra.config.scaler import NetworkPolicy, ScalerConfig
 from infra.config.scripted import ScriptedScaler
 from infra.drivers.bare_metal.config import BareMetalConfig, LabelSet
@@ -72,6 +72,13 @@ def default_host_access(nats_url: str, gateway: str) -> tuple[str, ...]:
     """Return what a microVM reaches of its host unless told otherwise: DNS at the gateway, and NATS' port."""
     parts = urlsplit(nats_url)
     return (f"{gateway}:53", f"*:{parts.port or NATS_PORT}")
+
+
+def policy_of(scaler: FirecrackerScaler, labels: tuple[str, ...], host_access: tuple[str, ...]) -> Policy:
+    """Return what a machine of this label set may reach, given what it reaches of its host by default."""
+    label_set = scaler.label_set(labels)
+    assert isinstance(label_set, FirecrackerLabelSet)
+    return _policy(label_set.network_policy or NetworkPolicy(), host_access)
 
 
 def firecracker_config(
