@@ -91,6 +91,14 @@ def test_a_guest_without_an_address_says_what_is_missing_and_leaves(site: GuestS
     assert "must say fleetlog.ip=A.B.C.D/BITS" in machine.console
 
 
+def test_a_guest_that_may_not_register_says_why_and_leaves(site: GuestSite) -> None:
+    site.front.reaped.add(VM)
+    machine = site.boot(VM, "wait")
+    assert machine.wait() == 0
+    assert "guest: declined (reaped): machine vm-1 is gone" in machine.console
+    assert site.front.acked == []
+
+
 def test_told_to_stop_a_guest_says_done_and_powers_off(site: GuestSite) -> None:
     machine = site.boot(VM, "wait")
     eventually(lambda: site.front.acked, "the guest works")
