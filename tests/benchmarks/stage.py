@@ -38,11 +38,14 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     demand_s: int = 5  # each round
     processes: int = 20  # real agents, one after the other
     idle: int = 10_000
+    age_s: float = (
+        310  # beyond the stream's dedup window of five minutes, whose facts NATS reads again at its start
+    )
 
 
 FULL = Scale()
 QUICK = Scale(
-    rounds=2, singles=200, agents=500, dead=(200, 1000), live=100, demand_s=2, processes=4, idle=1000
+    rounds=2, singles=200, agents=500, dead=(200, 1000), live=100, demand_s=2, processes=4, idle=1000, age_s=0
 )
 
 
