@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 from infra.collector import collect_seldom
-from tests.benchmarks.figures import Figure, table
+from tests.benchmarks.figures import Figure, table, with_figures
 from tests.benchmarks.stage import FULL, QUICK, Stage, say
 
 NAMES = ("append", "replay", "boot", "demand", "memory")
+README = Path(__file__).with_name("README.md")
 
 
 def main() -> int:
@@ -29,6 +30,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument(
         "--quick", action="store_true", help="small numbers, to see that it works: no figures to quote"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="also put the table in the place of the one in README.md"
     )
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
@@ -51,7 +55,10 @@ def main() -> int:
             say(f"{name}: done in {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.2f}")
             if options.json is not None:
                 options.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
-    sys.stdout.write(f"{_machine()}\n\n{table(figures)}\n")
+    report = f"{_machine()}\n\n{table(figures)}\n"
+    sys.stdout.write(report)
+    if options.readme:
+        README.write_text(with_figures(README.read_text(encoding="utf-8"), report), encoding="utf-8")
     return 0
 
 

@@ -13,7 +13,7 @@ from events.codec import Form, encode
 from events.vm import Registered
 from infra.app import Coordinator
 from tests.benchmarks import bare
-from tests.benchmarks.figures import Figure, middle
+from tests.benchmarks.figures import Figure, middle, paired
 from tests.benchmarks.stage import (
     COORDINATOR,
     LABELS,
@@ -103,6 +103,7 @@ def _one_by_one(running: Coordinator, payload: bytes, scale: Scale) -> list[Figu
             unit="facts/s",
             spread=spread,
             baseline=middle(rates)[0],
+            paired_ratio=paired(ours, rates),
             baseline_name=name,
             ratio_at_least=AT_LEAST if rates is baselines else None,
         )
@@ -131,6 +132,7 @@ def _parallel(running: Coordinator, payload: bytes, scale: Scale) -> list[Figure
             unit="facts/s",
             spread=spread,
             baseline=baseline,
+            paired_ratio=paired(ours, rates[name]),
             baseline_name=f"nats-py {name}",
             ratio_at_least=AT_LEAST if name == fastest else None,
         )

@@ -23,6 +23,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit: str
     baseline: float | None = None
     baseline_name: str = ""
+    paired_ratio: float | None = None  # of rounds that took turns: the median of their own ratios
     ratio_at_least: float | None = None
     value_below: float | None = None
     spread: tuple[float, float] | None = None
@@ -30,7 +31,9 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def ratio(self) -> float | None:
-        """Return value over baseline, None without one."""
+        """Return value over baseline, round by round where rounds were paired; None without a baseline."""
+        if self.paired_ratio is not None:
+            return self.paired_ratio
         return None if not self.baseline else self.value / self.baseline
 
     @property
@@ -55,6 +58,11 @@ def middle(rounds: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return median(rounds), (min(rounds), max(rounds))
 
 
+def paired(ours: Sequence[float], baseline: Sequence[float]) -> float:
+    """Return the median of the rounds' own ratios: what disturbed a round disturbed both sides of it."""
+    return median(our / bare for our, bare in zip(ours, baseline, strict=True))
+
+
 def percentile(values: Iterable[float], part: float) -> float:
     """Return the value that `part` (0 to 1) of the values do not exceed: the nearest rank, never between two."""
     ordered = sorted(values)
@@ -70,6 +78,9 @@ def shown(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+"""The marks in the README between which the last full run's figures stand."""
+
 HEADINGS = ("benchmark", "figure", "value", "rounds", "baseline", "ratio", "target", "met")
 
 
@@ -82,6 +93,19 @@ def table(figures: Iterable[Figure]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def with_figures(text: str, report: str) -> str:
+    """Return the text with the report in the place of the one between its two marks.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no place for figures between {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n{report}\n{end}{after}"
 
 
 def _row(figure: Figure) -> tuple[str, ...]:

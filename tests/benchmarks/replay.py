@@ -8,7 +8,7 @@ import time
 from infra.journal.nats import NatsJournal
 from projections.boot import fold_fleet
 from tests.benchmarks import bare
-from tests.benchmarks.figures import Figure, middle
+from tests.benchmarks.figures import Figure, middle, paired
 from tests.benchmarks.lives import journal_of, write_log
 from tests.benchmarks.stage import CLUSTER, Stage, say, servers
 
@@ -56,6 +56,7 @@ def _replays(stage: Stage, dead: int) -> list[Figure]:
             unit="facts/s",
             spread=spread,
             baseline=loop,
+            paired_ratio=paired(ours, loops),
             baseline_name="nats-py loop, decode",
             ratio_at_least=AT_LEAST,
         ),
@@ -66,6 +67,7 @@ def _replays(stage: Stage, dead: int) -> list[Figure]:
             unit="facts/s",
             spread=read_spread,
             baseline=plain,
+            paired_ratio=paired(unfolded, sockets),
             baseline_name="plain socket, decode",
         ),
         Figure(

@@ -10,7 +10,17 @@ from events.envelope import Recorded
 from infra.clock import SystemClock
 from infra.journal.memory import MemoryJournal
 from projections.boot import fold_fleet
-from tests.benchmarks.figures import HEADINGS, Figure, middle, percentile, table
+from tests.benchmarks.figures import (
+    BEGIN,
+    END,
+    HEADINGS,
+    Figure,
+    middle,
+    paired,
+    percentile,
+    table,
+    with_figures,
+)
 from tests.benchmarks.lives import write_log
 from tests.benchmarks.pace import paced
 
@@ -50,6 +60,22 @@ def test_the_middle_of_rounds_is_their_median_with_the_extremes() -> None:
     assert middle([3.0, 1.0, 10.0]) == (3.0, (1.0, 10.0))
 
 
+def test_a_ratio_of_paired_rounds_is_not_moved_by_a_round_that_was_slow_on_both_sides() -> None:
+    assert paired([100.0, 10.0, 90.0], [200.0, 20.0, 180.0]) == 0.5
+    assert (
+        Figure(
+            benchmark="b",
+            name="n",
+            value=90.0,
+            unit="/s",
+            baseline=20.0,
+            paired_ratio=0.5,
+            ratio_at_least=0.7,
+        ).met
+        == "NO"
+    )
+
+
 def test_a_percentile_is_a_value_that_was_measured() -> None:
     values = [float(number) for number in range(1, 101)]
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile([4.0], 0.99)) == (51.0, 100.0, 4.0)
@@ -64,6 +90,13 @@ def test_the_table_has_a_row_for_each_figure_and_labels_what_was_only_pretended(
     assert cells[0] == list(HEADINGS)
     assert cells[1] == ["b", "n", "5 ms", "", "10 (bare)", "0.50", "ratio >= 0.7", "NO"]
     assert cells[2][1:3] == ["to spawn [scripted]", "2 ms"]
+
+
+def test_new_figures_take_the_place_of_the_old_ones_and_nothing_else() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert with_figures(text, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="no place for figures"):
+        with_figures("nothing here", "new")
 
 
 def test_paced_calls_keep_their_order_and_say_when_they_were_due() -> None:
