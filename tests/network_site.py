@@ -47,7 +47,7 @@ def need_network() -> None:
 @contextmanager
 def namespace(role: str = "host") -> Iterator[Path]:
     """Lend a network namespace with loopback up."""
-    name = f"flt-{role}-{os.getpid()}-{next(_numbers)}"
+    name = f"fleetlog-{role}-{os.getpid()}-{next(_numbers)}"
     run("ip", "netns", "add", name)
     try:
         run("ip", "-n", name, "link", "set", "lo", "up")

@@ -21,6 +21,7 @@ COMMANDS = {
     "log": ("infra.cli.log:log", "Show, resize and archive the log."),
     "rebuild": ("infra.cli.tables:rebuild", "Make the tables again from the log."),
     "verify": ("infra.cli.tables:verify", "Compare tables and hosts with the log."),
+    "host": ("infra.cli.host:host", "Make, check and remove the network of this host's machines."),
     "config": ("infra.cli.config:config", "Check a fleet file."),
     "doctor": ("infra.cli.doctor:doctor", "Say what is wrong and what to do."),
     "api": ("infra.cli.api:api", "Print the request API: subjects and JSON schema."),

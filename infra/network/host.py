@@ -9,7 +9,7 @@ from typing import Self
 from actors.decisions.addresses import AddressPool, Lease, lease_of
 from actors.errors import DriverError
 from infra.config.microvm_network import MicrovmNetwork
-from infra.network import provisioning
+from infra.network import provisioning, settings_files
 from infra.network.links import BRIDGE_PORTS_MOST, TapState, bridge_full
 from infra.network.parts import open_parts, taps_of
 from infra.network.policy import Policy, elements
@@ -137,6 +137,18 @@ class HostNetwork:
         with self._lock:
             provisioning.teardown(self.parts, force=force)
             self._parked = None
+
+    def persist(self) -> list[Path]:
+        """Have the network come back at every boot without us; return the files written. Repeatable.
+
+        Raises:
+            DriverError: a file cannot be written.
+        """
+        return settings_files.persist(self.parts)
+
+    def forget(self) -> list[Path]:
+        """Remove what `persist` wrote; return the files that were there."""
+        return settings_files.forget(self.parts)
 
     def guard_port(self, *ports: int) -> None:
         """Admit these TCP ports of the host, and no others guarded before, only from loopback and our bridge.

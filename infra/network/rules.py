@@ -20,7 +20,6 @@ OWNER_SET, GUARD_SET = "bridge_name", "guarded"
 _INTERNAL = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16"
 _LINK_LOCAL = "169.254.0.0/16"
 _NOT_INTERNET = "0.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 192.0.0.0/24, 198.18.0.0/15, 224.0.0.0/3"
-_MARK = "{:02d}"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +39,20 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     rules: tuple[str, ...]
     hook: str = ""
+    egress: str | None = None
 
     def comments(self) -> list[str]:
-        """Return the comment of each rule, in order."""
+        """Return the comment of each rule, in order; the way out stands in it by name, and may be found out later."""
         return [
-            f"{COMMENT_PREFIX}{self.name} {_MARK.format(index)} {hashlib.sha256(rule.encode()).hexdigest()[:12]}"
+            f"{COMMENT_PREFIX}{self.name} {index:02d} {_digest(rule, self.egress)}"
             for index, rule in enumerate(self.rules)
         ]
+
+
+def _digest(rule: str, egress: str | None) -> str:
+    named = f'"{egress}"'
+    way_out = f" {egress}" if egress is not None and named in rule else ""
+    return hashlib.sha256(rule.replace(named, "out").encode()).hexdigest()[:12] + way_out
 
 
 def chains(site: Site) -> tuple[Chain, ...]:
@@ -54,7 +60,7 @@ def chains(site: Site) -> tuple[Chain, ...]:
     bridge = f'"{site.bridge}"'
     ports = [f'iifname "{glob}"' for glob in tap_globs(site.subnet)]
     return (
-        Chain(family="inet", name="baseline", rules=tuple(_baseline(site))),
+        Chain(family="inet", name="baseline", rules=tuple(_baseline(site)), egress=site.egress),
         Chain(family="inet", name="leaving", rules=tuple(_leaving(site, bridge))),
         Chain(
             family="inet",
