@@ -11,10 +11,12 @@ from rich.text import Text
 
 from events.envelope import Recorded
 from infra.cli.command import json_option
-from infra.cli.exits import ExitCode
+from infra.cli.exits import CliError, ExitCode
 from infra.cli.out import PHASE_STYLES, json_text
 from infra.cli.story import said
 from infra.cli.text import safe
+from infra.demo.network import enter_own_network
+from infra.demo.plays import Microvms, NotHere, Processes
 from infra.demo.run import Demo, Report, remove
 from projections.vm import VmState
 
@@ -49,21 +51,35 @@ _STEPS = {
 
 
 @click.command(help=_HELP)
+@click.option(
+    "--backend",
+    type=click.Choice(["bare-metal", "firecracker"]),
+    default="bare-metal",
+    show_default=True,
+    help="Host processes, or jailed microVMs in a network namespace of their own (needs root, KVM and a clone).",
+)
 @click.option("--keep", is_flag=True, help="Keep the folder with log, tables and the coordinator's output.")
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, *, keep: bool) -> int:
+def demo(ctx: click.Context, *, backend: str, keep: bool) -> int:
     """Run the demonstration; the help text is above."""
     as_json = bool(ctx.ensure_object(dict).get("json"))
     console = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    directory = Path(tempfile.mkdtemp(prefix="fleetlog-demo-"))
+    directory = Path(tempfile.mkdtemp(prefix="flt-demo-"))
+    directory.chmod(0o711)  # a jailed process has to reach its root
+    play = Processes() if backend == "bare-metal" else Microvms()
     began_s = time.monotonic()
 
     def tell(text: str) -> None:
         console.print(Text(f"{time.monotonic() - began_s:5.1f} s  ", style="dim").append(safe(text)))
 
     try:
-        report = Demo(directory, tell).run()
+        if backend == "firecracker":
+            enter_own_network()
+        report = Demo(directory, play, tell).run()
+    except NotHere as error:
+        remove(directory)
+        raise CliError(ExitCode.UNREACHABLE, "not-here", str(error)) from error
     except BaseException:
         console.print(
             f"the demonstration stopped; what it left to look at is in {directory}", style="bold red"

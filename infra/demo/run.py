@@ -1,7 +1,9 @@
 """The demonstration's plot: ask for six, kill the coordinator, start it again, wait for every end, look for leftovers."""
 
 import contextlib
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +21,9 @@ from infra.api.client import ApiClient
 from infra.api.messages import DemandRequest, RemoveRequest
 from infra.config.bare_metal import BareMetalScaler
 from infra.config.load import load
-from infra.demo.leaks import leaks
-from infra.demo.stage import JOBS, MUTE, Cast, Stage
+from infra.demo.leaks import belonging, leaks
+from infra.demo.plays import BROKEN, BROKEN_CODE, MUTE, Play
+from infra.demo.stage import Cast, Stage
 from infra.drivers.bare_metal.driver import BareMetalDriver
 from infra.drivers.catalogue import bare_metal_config
 from infra.embedded.data_directory import Runtime
@@ -113,8 +116,14 @@ class Eyes:
 class Demo:
     """One run in `directory`, which must be empty and ours."""
 
-    def __init__(self, directory: Path, tell: Tell) -> None:
-        self.stage = Stage(directory)
+    def __init__(self, directory: Path, play: Play, tell: Tell) -> None:
+        """Take the folder, what to play in it, and whom to tell.
+
+        Raises:
+            NotHere: this host or installation cannot play it.
+        """
+        self.stage = Stage(directory, play)
+        self._jobs = play.jobs
         self._tell = tell
         self._eyes: Eyes | None = None
         self._began_s = time.monotonic()
@@ -161,7 +170,7 @@ class Demo:
 
     def _ask(self, eyes: Eyes) -> tuple[Cast, ...]:
         cast = []
-        for job in (*JOBS, MUTE):
+        for job in self._jobs:
             request = DemandRequest(labels=("demo", job), job=f"demo-{job}", by="demo")
             (answer,) = eyes.api.demand_of(self.stage.coordinator, request).answers
             if answer.vm is None:
@@ -209,9 +218,13 @@ class Demo:
                 taken_up > 0,
                 not left,
                 not differences,
-                ends["demo-broken"] == ("job-complete", 3),
+                ends[f"demo-{BROKEN}"] == ("job-complete", BROKEN_CODE),
                 ends[f"demo-{MUTE}"][0] == "register-timeout",
-                all(ends[f"demo-{job}"] == ("job-complete", 0) for job in JOBS if job != "broken"),
+                all(
+                    ends[f"demo-{job}"] == ("job-complete", 0)
+                    for job in self._jobs
+                    if job not in (BROKEN, MUTE)
+                ),
             )
         )
         return Report(
@@ -242,21 +255,28 @@ class Demo:
                 self._end_machines(self._eyes)
             self._eyes.close()
         self.stage.stop()
-        for scaler in load(self.stage.config).scalers if began else ():
-            assert isinstance(scaler, BareMetalScaler), (
-                "the demonstration's scalers are all of host processes"
-            )
-            state = self.stage.data / "machines"
-            driver = BareMetalDriver(
-                bare_metal_config(scaler, owner=self.stage.coordinator, state=state, environment={})
-            )
-            for resource in driver.survey():
-                if resource.vm is not None and resource.owner == self.stage.coordinator:
-                    placement = driver.plan(resource.vm, scaler.name, scaler.label_sets[0].labels)
-                    driver.destroy(resource.vm, placement, None, threading.Event())
-            with contextlib.suppress(OSError):
-                driver.teardown_host()
-            driver.close()
+        if not began:
+            return
+        for scaler in load(self.stage.config).scalers:
+            if isinstance(scaler, BareMetalScaler):
+                self._undo(scaler)
+        for process in belonging(self.stage.directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _undo(self, scaler: BareMetalScaler) -> None:
+        """End what an interrupted run left of a scaler, and its cgroups."""
+        state = self.stage.data / "machines"
+        driver = BareMetalDriver(
+            bare_metal_config(scaler, owner=self.stage.coordinator, state=state, environment={})
+        )
+        for resource in driver.survey():
+            if resource.vm is not None and resource.owner == self.stage.coordinator:
+                placement = driver.plan(resource.vm, scaler.name, scaler.label_sets[0].labels)
+                driver.destroy(resource.vm, placement, None, threading.Event())
+        with contextlib.suppress(OSError):
+            driver.teardown_host()
+        driver.close()
 
     def _end_machines(self, eyes: Eyes) -> None:
         live = [state.id for state in eyes.lives().values() if state.live]

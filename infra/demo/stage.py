@@ -4,77 +4,35 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-import sysconfig
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
 
+from infra.demo.plays import Play, program
 from infra.embedded.data_directory import DataDirectory, Runtime
-
-SILENT_S = 8.0
-"""How long the agent that never registers is given before its machine is failed."""
-
-JOBS: Mapping[str, str] = {
-    "build": "set -e; d=$(mktemp -d); for n in 1 2 3 4 5 6; do printf 'int f%s(void){return %s;}\\n' $n $n > $d/$n.c; "
-    "echo compiled $n.c; sleep 1; done; cat $d/*.c | sha256sum; rm -r $d",
-    "test": "for suite in unit contract integration acceptance; do sleep 1.5; echo $suite: ok; done",
-    "lint": "sleep 1; find /usr/bin -maxdepth 1 -type f | head -200 | wc -l; echo no findings",
-    "deploy": "for step in pull stop start probe; do sleep 1.8; echo $step: done; done",
-    "broken": "sleep 2; echo 'assertion failed: 41 != 42' >&2; exit 3",
-}
-"""What five agents do for a living: shell, because every machine has one. `broken` fails on purpose."""
-
-MUTE = "mute"
-"""The sixth: a program that never speaks to us, as an agent that lost its network would."""
 
 START_S = 30.0
 STOP_S = 20.0
 
 
-def program(name: str) -> str:
-    """Return the path of one of our own commands, from the environment we run in."""
-    beside = Path(sysconfig.get_path("scripts")) / name
-    return str(beside if beside.exists() else Path(sys.argv[0]).with_name(name).absolute())
-
-
-def fleet_file() -> dict[str, Any]:
-    """Return the demonstration's fleet file."""
-    working = [
-        {
-            "labels": ["demo", name],
-            "binary_path": program("fleetlog-agent"),
-            "args": ["--", "/bin/sh", "-c", script],
-        }
-        for name, script in JOBS.items()
-    ]
-    mute = {"labels": ["demo", MUTE], "binary_path": "/bin/sh", "args": ["-c", "exec sleep 300"]}
-    shared = {"backend": "bare-metal", "max_agents": 8, "stop_grace_s": 2}
-    return {
-        "version": 1,
-        "global_max_agents": 8,
-        "scalers": [
-            {"name": "workers", **shared, "beat_every_s": 1, "heartbeat_grace_s": 20, "label_sets": working},
-            {"name": "silent", **shared, "register_timeout_s": SILENT_S, "label_sets": [mute]},
-        ],
-    }
-
-
 class Stage:
     """The demonstration's folder and its coordinator, which can be killed and started again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, play: Play) -> None:
+        """Write the play's fleet file.
+
+        Raises:
+            NotHere: this host or installation cannot play it.
+        """
         self.directory = directory
         # A name of its own, so that what an interrupted run left on this host is not taken for this one's.
         self.coordinator = directory.name.replace("_", "-").lower()
         self.data = directory / "data"
         self.config = directory / "fleet.yaml"
         self.log = directory / "coordinator.log"
-        self.config.write_text(yaml.safe_dump(fleet_file(), sort_keys=False), encoding="utf-8")
+        self.config.write_text(yaml.safe_dump(play.fleet_file(directory), sort_keys=False), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -68,7 +68,7 @@ static void read_members(slice object, bool is_top) {
             found.credential = text;
         } else if (slice_is(name, "FLEETLOG_AGENT_LABELS")) {
             found.labels = text;
-        } else if (slice_is(name, "test") || slice_is(name, "FLEETLOG_GUEST_TEST")) {
+        } else if (slice_is(name, "test") || slice_is(name, "GUEST_TEST") || slice_is(name, "FLEETLOG_GUEST_TEST")) {
             found.test = text;
         }
     }
