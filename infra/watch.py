@@ -15,6 +15,7 @@ from infra.metrics.readings import (
     log_readings,
     message_readings,
     projection_readings,
+    redelivery_readings,
     resource_readings,
     scaler_readings,
     server_readings,
@@ -58,6 +59,7 @@ class Watch:
             Source("servers", self._servers, server_readings),
             Source("agents", self._agents, message_readings),
             Source("actors", lambda: coordinator.supervisor.restarts, actor_readings),
+            Source("consumers", coordinator.journal.redeliveries, redelivery_readings),
             Source("host", lambda: coordinator.unaccounted, resource_readings),
         )
         self._sampler = Sampler(self.metrics, self._sources)

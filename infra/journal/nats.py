@@ -11,7 +11,7 @@ from infra.journal.appender import Appender
 from infra.journal.following import Follow
 from infra.journal.headroom import demand_limit
 from infra.journal.reading import Reader, Wires
-from infra.journal.stream import DEFAULT_LIMIT_BYTES, StreamState, open_stream, resize
+from infra.journal.stream import DEFAULT_LIMIT_BYTES, StreamState, durable_consumers, open_stream, resize
 from infra.journal.wire import Wire
 
 
@@ -105,6 +105,15 @@ class NatsJournal:
             state = resize(wire, self.cluster, limit_bytes, self._read_timeout_s)
         self._appender.measure_again()
         return self._headroom(state)
+
+    def redeliveries(self) -> dict[str, int]:
+        """Return how many messages each durable consumer was delivered again; our own follows are none.
+
+        Raises:
+            LogUnavailable, LogRefused: no answer, or we may not ask.
+        """
+        with self._wires.one() as wire:
+            return durable_consumers(wire, self.cluster, self._read_timeout_s)
 
     def close(self) -> None:
         """Wait for queued appends within the deadline, end follows and reads. Repeatable."""

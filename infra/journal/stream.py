@@ -181,3 +181,18 @@ def _state(answer: dict[str, Any]) -> StreamState:
         used_bytes=state["bytes"],
         limit_bytes=answer["config"]["max_bytes"],
     )
+
+
+def durable_consumers(wire: Wire, cluster: str, timeout_s: float = 5.0) -> dict[str, int]:
+    """Return the log's durable consumers by name, with how many messages each was delivered again.
+
+    Raises:
+        LogUnavailable, LogRefused: no answer, or we may not ask.
+    """
+    name = subjects.stream(cluster)
+    try:
+        answer = call(wire, f"CONSUMER.LIST.{name}", {"offset": 0}, timeout_s)
+    except ApiError as error:
+        raise LogRefused(f"consumers of stream {name} cannot be listed: {error}") from error
+    durable = (each for each in answer.get("consumers") or () if each["config"].get("durable_name"))
+    return {each["name"]: int(each.get("num_redelivered", 0)) for each in durable}

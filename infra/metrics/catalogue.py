@@ -208,8 +208,8 @@ METRICS: tuple[Metric, ...] = (
         "Messages from and to agents, by what was said and what came of it.",
     ),
     Metric(
-        "fleetlog_redeliveries_total",
-        "counter",
+        "fleetlog_redeliveries",
+        "gauge",
         ("consumer",),
         "sampled",
         "Messages delivered again because the first delivery was not acknowledged in time.",

@@ -73,7 +73,7 @@ def message_readings(counts: Mapping[tuple[str, str], int]) -> Iterator[Reading]
 def redelivery_readings(counts: Mapping[str, int]) -> Iterator[Reading]:
     """Yield the messages delivered again, by the name of the consumer."""
     for consumer, count in counts.items():
-        yield Reading("fleetlog_redeliveries_total", (consumer,), count)
+        yield Reading("fleetlog_redeliveries", (consumer,), count)
 
 
 def actor_readings(restarts: int) -> Iterator[Reading]:

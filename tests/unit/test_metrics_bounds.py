@@ -143,7 +143,7 @@ def test_every_source_is_exported_as_what_it_says() -> None:
     assert bench.value("embedded_server_up", server="nats") == 1
     assert bench.value("embedded_server_restarts_total", server="nats") == 2
     assert bench.value("agent_messages_total", verb="beat", outcome="taken") == 7
-    assert bench.value("redeliveries_total", consumer="provisioner") == 3
+    assert bench.value("redeliveries", consumer="provisioner") == 3
     assert bench.value("actor_restarts_total") == 1
     assert bench.value("unaccounted_resources", kind="cgroup") == 2
     assert bench.value("build_info", version="1.2", coordinator="alpha") == 1
