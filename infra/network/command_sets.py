@@ -2,6 +2,7 @@
 
 import ipaddress
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from actors.errors import DriverError
 from infra.network.commands import CommandFailed
 from infra.network.nft import Nft
 from infra.network.policy import BY_NAME, SETS, Element, element_text, owner
-from infra.network.policy_sets import CONTENTION_MOST, contended, no_table
+from infra.network.policy_sets import CONTENTION_MOST, contended, no_table, pause_s
 
 _GONE = "No such file or directory"
 
@@ -30,7 +31,7 @@ class CommandSets:
     def put(self, address: str, elements: frozenset[Element]) -> None:
         """See `PolicySets`."""
         with self._lock:
-            for _ in range(CONTENTION_MOST):
+            for tries in range(CONTENTION_MOST):
                 have = self._read().get(address, frozenset())
                 if have == elements:
                     return
@@ -41,6 +42,7 @@ class CommandSets:
                     # What was to be deleted is gone already, or what was to be added is there: look again.
                     if _GONE not in error.stderr and "File exists" not in error.stderr:
                         raise
+                    time.sleep(pause_s(tries))
                     continue
                 if self._read().get(address, frozenset()) == elements:
                     return

@@ -81,13 +81,16 @@ class NetlinkLinks:
         """See `Links`."""
         tap = checked_tap(lease.tap)
         bridge = self._bridge_index(lease.bridge)
-        known = self._index(tap)
+        known = self._link(tap)
         with entered(self._namespace):
             make_tap(tap, uid, gid)
         try:
-            index = known if known is not None else self._index(tap)
+            index = known.index if known is not None else self._index(tap)
             assert index is not None, "the TAP was just made"
-            self._set_up(lease, index, bridge)
+            if known is None or not _guarded(known, bridge):
+                self._take_down(tap, index)
+                self._guard(lease, index, bridge)
+            self._bring_up(lease, index, bridge)
         except DriverError:
             with suppress(DriverError):
                 (self.delete if known is None else self.park)(tap)
@@ -100,10 +103,10 @@ class NetlinkLinks:
         link = self._link(tap)
         if link is None:
             raise no_tap(tap)
-        guarded = link.isolated and not link.learning and not link.flooding
-        if not (link.up and link.master == bridge and guarded):
-            self._do(f"take {tap} down", [rt.set_up(link.index, up=False)])
-        self._set_up(lease, link.index, bridge)
+        if not _guarded(link, bridge):
+            self._take_down(tap, link.index)
+            self._guard(lease, link.index, bridge)
+        self._bring_up(lease, link.index, bridge)
 
     def park(self, tap: str) -> None:
         """See `Links`."""
@@ -175,12 +178,18 @@ class NetlinkLinks:
         links = map(rt.read_link, self._netlink.dump(rt.list_links()))
         return {link.index: link.name for link in links}
 
-    def _set_up(self, lease: Lease, index: int, bridge: int) -> None:
+    def _take_down(self, tap: str, index: int) -> None:
+        # Between being a port and being isolated nothing may pass.
+        self._do(f"take {tap} down", [rt.set_up(index, up=False)])
+
+    def _guard(self, lease: Lease, index: int, bridge: int) -> None:
         self._without_ipv6(lease.tap)
         self._enslave(lease.tap, index, lease.bridge, bridge)
         self._isolate(lease.tap, index)
+
+    def _bring_up(self, lease: Lease, index: int, bridge: int) -> None:
         self._do(
-            f"fix MAC and address of {lease.tap}",
+            f"fix MAC and address of {lease.tap} and bring it up",
             [
                 rt.fix_mac_to_port(index, lease.mac),
                 rt.fix_address_to_mac(bridge, lease.address, lease.mac),
@@ -260,6 +269,10 @@ class NetlinkLinks:
         except NetlinkError as error:
             if error.number not in fine:
                 raise _failed(what, error) from error
+
+
+def _guarded(link: rt.Link, bridge: int) -> bool:
+    return link.master == bridge and link.isolated and not link.learning and not link.flooding
 
 
 def _failed(what: str, error: NetlinkError) -> DriverError:

@@ -7,6 +7,7 @@ refuses it if anybody changed anything since: so nothing that an address inherit
 import errno
 import struct
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,8 +24,8 @@ from infra.network.netlink import (
     nested,
     text,
 )
-from infra.network.policy import BY_NAME, SETS, Element, NftSet, owner
-from infra.network.policy_sets import CONTENTION_MOST, contended, no_table
+from infra.network.policy import BY_NAME, SETS, Element, NftSet, owner, parse_address
+from infra.network.policy_sets import CONTENTION_MOST, contended, no_table, pause_s
 
 _NETLINK_NETFILTER = 12
 _NFTABLES = 10
@@ -51,6 +52,7 @@ class NetlinkSets:
         self._lock = threading.Lock()
         self._generation: int | None = None
         self._held: dict[str, frozenset[Element]] = {}
+        self._certain: set[str] | None = None  # addresses `_held` is right about; None: about all
 
     def close(self) -> None:
         """Close the socket."""
@@ -74,31 +76,41 @@ class NetlinkSets:
         """See `PolicySets`."""
         with self._lock:
             self._look(self._current())
-            return dict(self._held)
+            return {address: elements for address, elements in self._held.items() if elements}
 
     def _exchange(self, address: str, wanted: frozenset[Element]) -> None:
-        for _ in range(CONTENTION_MOST):
+        for tries in range(CONTENTION_MOST):
             generation = self._current()
-            if generation != self._generation:
-                self._look(generation)
-            have = self._held.get(address, frozenset())
+            have = self._have(address, generation)
             if have == wanted:
                 return
             try:
                 self._commit(generation, sorted(have - wanted), sorted(wanted - have))
             except NetlinkError as error:
-                self._generation = None
+                self._certain = set()  # nothing was changed, and what we believed may be wrong
                 if error.number in _AGAIN:
+                    time.sleep(pause_s(tries))
                     continue
                 raise _failed(self._table, f"change what {address} may reach", error) from error
-            if wanted:
-                self._held[address] = wanted
-            else:
-                self._held.pop(address, None)
+            self._held[address] = wanted
             # The kernel's count after our own change; zero is left out.
             self._generation = (generation + 1) & 0xFFFFFFFF or 1
             return
         raise contended(self._table)
+
+    def _have(self, address: str, generation: int) -> frozenset[Element]:
+        if self._generation is None:
+            self._look(generation)
+        elif generation != self._generation:
+            # Somebody changed some rule of the host; seldom one of ours, but nothing known is certain any more.
+            self._generation = generation
+            self._certain = set()
+        if self._certain is not None and address not in self._certain:
+            # One address is picked out without reading all the others'.
+            found = {element for each in SETS for element in self._list(each, parse_address(address))}
+            self._held[address] = frozenset(each for each in found if owner(each) == address)
+            self._certain.add(address)
+        return self._held.get(address, frozenset())
 
     def _look(self, generation: int) -> None:
         found: dict[str, set[Element]] = {}
@@ -107,10 +119,11 @@ class NetlinkSets:
             for element in self._list(each):
                 found.setdefault(owner(element), set()).add(element)
         self._held = {address: frozenset(elements) for address, elements in found.items()}
+        self._certain = None
         # If somebody changed a rule meanwhile, the exchange is refused and we look again.
         self._generation = generation
 
-    def _list(self, each: NftSet) -> Iterable[Element]:
+    def _list(self, each: NftSet, address: bytes = b"") -> Iterable[Element]:
         body = text(_LIST_TABLE, self._table) + text(_LIST_SET, each.name)
         try:
             answers = self._netlink.dump(_message(_GET_ELEMENT, 0, _FAMILIES[each.family], body))
@@ -118,6 +131,8 @@ class NetlinkSets:
             raise _failed(self._table, f"read set {each.name}", error) from error
         for answer in answers:
             for _, item in each_attribute(attributes(answer[4:]).get(_LIST_ELEMENTS, b"")):
+                if address not in item:
+                    continue
                 fields = attributes(item)
                 first = attributes(fields[_KEY])[_VALUE]
                 last = attributes(fields[_KEY_END])[_VALUE] if _KEY_END in fields else b""

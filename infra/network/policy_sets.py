@@ -5,8 +5,16 @@ from typing import Protocol
 from actors.errors import DriverError
 from infra.network.policy import Element
 
-CONTENTION_MOST = 20
-"""Times an exchange is tried again because somebody else changed the host's rules at the same moment."""
+CONTENTION_MOST = 100
+"""Times an exchange is tried because somebody else changed the host's rules at the same moment: about 2 s."""
+
+_PATIENT_TRIES = 4
+_LONGEST_PAUSE_S = 0.02
+
+
+def pause_s(tries: int) -> float:
+    """Return how long to let others go first after so many tries: at first not at all."""
+    return min(max(tries - _PATIENT_TRIES, 0) * 0.001, _LONGEST_PAUSE_S)
 
 
 class PolicySets(Protocol):
