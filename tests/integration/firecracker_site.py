@@ -63,15 +63,20 @@ class SegmentNet:
     def release(self, lease: Lease) -> None:
         self.released.append(lease.address)
         self.policies.pop(lease.address, None)
-        if lease.tap in self.taps:
+        self.taps.discard(lease.tap)
+        if lease.tap in self.there():  # another process may have made it
             self.segment.ip_batch(f"link del {lease.tap}")
-            self.taps.discard(lease.tap)
+
+    def there(self) -> list[str]:
+        """Return the TAPs there are."""
+        listing = self.segment.run("ip", "-o", "link", "show", "type", "tun")
+        return [line.split(":")[1].strip() for line in listing.splitlines()]
 
 
 class Site:
     """Everything of one test. `close` asserts that the driver left nothing."""
 
-    def __init__(self, owner: str | None = None) -> None:
+    def __init__(self, owner: str | None = None, segment: Segment | None = None) -> None:
         need_firecracker_host()
         self.owner = owner or f"site-{os.getpid()}"
         # Short: a Unix socket's path has 107 bytes.
@@ -79,8 +84,10 @@ class Site:
         self.root.chmod(0o755)
         self.base = self.root / "j"
         self.base.mkdir()
-        self.segment = Segment()
-        self.segment.__enter__()
+        self._own_segment = segment is None
+        self.segment = Segment() if segment is None else segment
+        if self._own_segment:
+            self.segment.__enter__()
         self.net = SegmentNet(self.segment)
         self.kernel = write_halting_kernel(self.root / "halt.elf")
         self.rootfs = make_rootfs(self.root / "rootfs.ext4")
@@ -162,12 +169,20 @@ class Site:
         """Return the jailers and Firecrackers of this site, found by their command lines and roots."""
         base, machines = os.fsencode(self.base), self.base / "firecracker"
         roots = {identity.inode(path / "root") for path in machines.iterdir()} if machines.exists() else set()
+        roots -= {None}
         return [
             pid
             for pid in process.all_pids()
-            if base in process.command_line(pid)
-            or (identity.name_of(pid) == "firecracker" and self._root(pid) in roots)
+            if not self._ended(pid)
+            and (
+                base in process.command_line(pid)
+                or (identity.name_of(pid) == "firecracker" and self._root(pid) in roots)
+            )
         ]
+
+    def _ended(self, pid: int) -> bool:
+        stat = process.stat(pid)
+        return stat is None or stat.ended
 
     def _root(self, pid: int) -> tuple[int, int] | None:
         return identity.inode(Path(f"/proc/{pid}/root"))
@@ -186,8 +201,7 @@ class Site:
             for owner, _, directory in limits.listing(limits.detect())
             if owner == self.owner
         ]
-        listing = self.segment.run("ip", "-o", "link", "show", "type", "tun")
-        found += [f"TAP {line.split(':')[1].strip()}" for line in listing.splitlines()]
+        found += [f"TAP {tap}" for tap in self.net.there()]
         found += [f"rules of {address}" for address in self.net.policies]
         return found
 
@@ -202,7 +216,8 @@ class Site:
                 driver.close()
             last.teardown_host()
         finally:
-            self.segment.__exit__(None, None, None)
+            if self._own_segment:
+                self.segment.__exit__(None, None, None)
             shutil.rmtree(self.root, ignore_errors=True)
 
 
