@@ -4,16 +4,20 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
+from actors.errors import LogUnavailable
 from actors.ports import Clock
 from infra.credentials import AccountSigner, CredentialError
 from infra.embedded.data_directory import DataDirectory
 from infra.embedded.errors import ServerFailed
+from infra.embedded.files import write_private
 from infra.embedded.nats_server import Durability, EmbeddedNats, NatsOptions
 from infra.embedded.postgres_server import EmbeddedPostgres
 from infra.embedded.server_process import ServerProcess
 from infra.journal.address import ConnectionRefusedByServer, NatsAddress
+from infra.journal.wire import Wire, WireLost
 
 logger = logging.getLogger("fleetlog.servers")
 
@@ -98,12 +102,39 @@ class Servers:
         try:
             seed = path.read_text(encoding="ascii").strip()
             creds = address.creds.read_text(encoding="ascii") if address.creds is not None else ""
-            return AccountSigner.for_account_of(seed, creds)
+            signer = AccountSigner.for_account_of(seed, creds)
         except (OSError, UnicodeDecodeError, CredentialError) as error:
             raise ConnectionRefusedByServer(
                 f"--agent-signing-key {path}: {error}; name a file with the seed of a signing key (SA...) of the "
                 "account that --nats-creds belongs to"
             ) from error
+        self._probe(signer, address, path)
+        return signer
+
+    def _probe(self, signer: AccountSigner, address: NatsAddress, path: Path) -> None:
+        """Connect once as an agent would: a key the server does not know would fail every agent, far from here."""
+        now = self._clock.now()
+        made = signer.mint(
+            name="fleetlog start-up probe",
+            issued_at=now,
+            expires_at=now + timedelta(minutes=1),
+            publish=[],
+            subscribe=[],
+        )
+        creds = self._data.path / "probe.creds"
+        write_private(creds, made.creds_text())
+        try:
+            with Wire(replace(address, creds=creds), name="fleetlog signing key probe"):
+                pass
+        except ConnectionRefusedByServer as error:
+            raise ConnectionRefusedByServer(
+                f"--agent-signing-key {path}: NATS at {address} refuses agents signed with it; name the seed of a "
+                "signing key (SA...) that the account's JWT on that server lists"
+            ) from error
+        except WireLost as error:
+            raise LogUnavailable(f"{error}; start NATS, or name the right server with --nats") from error
+        finally:
+            creds.unlink(missing_ok=True)
 
     @property
     def durability(self) -> str:

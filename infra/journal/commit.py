@@ -250,7 +250,7 @@ class Committer:
     def _unanswered(self, entry: Entry, failure: BaseException | None) -> NotAppended:
         return NotAppended(
             code="unavailable",
-            detail=f"the log did not take it in time: {failure}; check that NATS runs and has the disk to itself",
+            detail=f"the log did not take it in time: {failure}; check that NATS runs and that its disk is not full",
             stored=None if entry.in_doubt else False,
         )
 

@@ -17,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from events import subjects
+from infra.credentials import ACCOUNT, new_seed
 from infra.journal.jetstream import call
 from infra.journal.wire import Wire
 from infra.postgres.database import schema_of
@@ -141,6 +142,16 @@ def test_wrong_nats_credentials_are_refused_and_named(
     garbage.write_text("no creds at all\n")
     quick_place.servers = replace(stranger, creds=garbage)
     refused(quick_place, UNREACHABLE, "--nats-creds", "not a NATS creds file")
+
+
+def test_a_signing_key_the_server_does_not_know_is_refused_and_not_first_by_every_agent(
+    quick_place: Place, tmp_path: Path
+) -> None:
+    assert quick_place.servers is not None
+    strange = tmp_path / "strange.nk"
+    strange.write_text(new_seed(ACCOUNT) + "\n", encoding="ascii")
+    quick_place.servers = replace(quick_place.servers, signing_key=strange)
+    refused(quick_place, UNREACHABLE, str(strange), "refuses agents signed with it")
 
 
 def test_a_file_that_holds_no_signing_key_is_refused_and_named(quick_place: Place, tmp_path: Path) -> None:
