@@ -113,6 +113,13 @@ class Servers:
 
     def _probe(self, signer: AccountSigner, address: NatsAddress, path: Path) -> None:
         """Connect once as an agent would: a key the server does not know would fail every agent, far from here."""
+        try:
+            with Wire(
+                address, name="fleetlog start-up probe"
+            ):  # first our own creds, which may be the wrong ones
+                pass
+        except WireLost as error:
+            raise LogUnavailable(f"{error}; start NATS, or name the right server with --nats") from error
         now = self._clock.now()
         made = signer.mint(
             name="fleetlog start-up probe",
@@ -131,8 +138,6 @@ class Servers:
                 f"--agent-signing-key {path}: NATS at {address} refuses agents signed with it; name the seed of a "
                 "signing key (SA...) that the account's JWT on that server lists"
             ) from error
-        except WireLost as error:
-            raise LogUnavailable(f"{error}; start NATS, or name the right server with --nats") from error
         finally:
             creds.unlink(missing_ok=True)
 
