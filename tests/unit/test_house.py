@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("events", "projections", "actors", "infra")
 
 MODULE_LINES_MOST = 400
+TEST_MODULE_LINES_MOST = 500
+"""A suite of one subject may be longer: its parts are read one by one."""
+
 FUNCTION_LINES_MOST = 70
 
 MACHINE_PATHS = re.compile(r"(?<![\w.}*])/(?:home|root|work|Users)/[\w.-]")
@@ -68,9 +71,13 @@ def test_no_other_distribution_installs_a_package_of_our_name(name: str) -> None
 
 
 def test_no_module_is_longer_than_the_limit() -> None:
-    lengths = {path: len(text.splitlines()) for path, text in _modules(*FLOORS, "tests")}
-    too_long = {str(path): lines for path, lines in lengths.items() if lines > MODULE_LINES_MOST}
-    assert not too_long, f"longer than {MODULE_LINES_MOST} lines, split by what they say: {too_long}"
+    too_long = {
+        str(path): len(text.splitlines())
+        for floors, most in ((FLOORS, MODULE_LINES_MOST), (("tests",), TEST_MODULE_LINES_MOST))
+        for path, text in _modules(*floors)
+        if len(text.splitlines()) > most
+    }
+    assert not too_long, f"split by what they say: {too_long}"
 
 
 def test_no_function_is_longer_than_the_limit() -> None:
