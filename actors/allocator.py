@@ -21,6 +21,10 @@ from projections.demand import DemandState
 from projections.vm import evolve as evolve_vm
 
 
+class Leases:
+    """Asks which addresses are held, over all networks; what is being decided counts."""
+
+
 class AllocatorActor(Aggregate):
     """Who gets capacity on this coordinator. Demands are served one after the other, each in one batch.
 
@@ -45,7 +49,9 @@ class AllocatorActor(Aggregate):
         self._demand_key = ""
 
     def resolve(self, call: Call) -> Proposal | None:
-        """Admit or refuse each agent of a routed demand."""
+        """Admit or refuse each agent of a routed demand, or say which addresses are held."""
+        if isinstance(call.command, Leases):
+            return Proposal(result=frozenset(a for state in self.allocators.values() for a in state.leases))
         routed: Routed = call.command
         check_demand(routed.demand)
         if routed.demand.id != self._demand_key:
@@ -76,13 +82,16 @@ class AllocatorActor(Aggregate):
         rules, now = routed.rules, self.world.clock.now()
         driver = self.world.drivers[rules.slot]
         held = self.allocators.get(rules.network, AllocatorState())
+        taken = self.world.router.withheld
+        if rules.network:
+            taken |= self.world.occupied(rules.network)
         places: list[Place | None] = []
         for _ in range(routed.demand.count):
             vm = self.world.ids.vm(now)
             lease: Lease | None = None
             if rules.network:
                 try:
-                    lease = choose(self.world.pools[rules.network], held, self.world.occupied(rules.network))
+                    lease = choose(self.world.pools[rules.network], held, taken)
                 except Refused:
                     places.append(None)
                     continue

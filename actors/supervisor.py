@@ -10,8 +10,8 @@ from actors.backend import BackendActor
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action, action
 from actors.decisions.vm import End
-from actors.driver import Resource
 from actors.errors import Conflict, LogUnavailable, Refused
+from actors.host import Caring, HostActor
 from actors.machine import Resume
 from actors.pooled import PooledActor
 from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
@@ -45,9 +45,19 @@ class Supervisor:
     thread.
     """
 
-    def __init__(self, world: World, *, settle: Callable[[Callable[[], bool]], None]) -> None:
-        """Take the world, and how to wait for something that other threads bring about."""
+    def __init__(
+        self,
+        world: World,
+        *,
+        settle: Callable[[Callable[[], bool]], None],
+        prepare: Callable[[FleetState], None] = lambda _: None,
+    ) -> None:
+        """Take the world, and how to wait for something that other threads bring about.
+
+        `prepare` is called at boot when the fleet is known for good and before any actor lives.
+        """
         self.world = world
+        self._prepare = prepare
         self._settle = settle
         self._deaths: dict[str, deque[float]] = {}
         self._lock = threading.Lock()
@@ -55,15 +65,14 @@ class Supervisor:
         self.started_at_sequence = 0  # of our own `coordinator.started`
         self.taken_up: list[str] = []
         self.restarts = 0
+        self.caring: Caring | None = None  # None: nobody reclaims on this host
         world.pool.on_death = self._on_death
         world.router.begin = self._begin
 
     # Boot.
 
-    def boot(
-        self, load: Callable[[], FleetState], applied: ConfigApplied, started: Started
-    ) -> tuple[Resource, ...]:
-        """Bring the fleet of the log back to life, and return what the host holds that the log does not account for.
+    def boot(self, load: Callable[[], FleetState], applied: ConfigApplied, started: Started) -> None:
+        """Bring the fleet of the log back to life.
 
         `load` folds the log as of now. An append of the process before us may land between that and
         `coordinator.started`: then the fleet is folded again. After it, nothing of that process is taken.
@@ -79,11 +88,13 @@ class Supervisor:
             except Conflict as conflict:
                 logger.warning("the log moved while it was folded, folding again: %s", conflict)
             else:
-                return self._begin_fleet(fleet, mine)
+                self._begin_fleet(fleet, mine)
+                return
         name = self.world.site.coordinator
         raise Conflict(f"another process keeps writing as coordinator {name}: give each one its own --id")
 
-    def _begin_fleet(self, fleet: FleetState, mine: CoordinatorState) -> tuple[Resource, ...]:
+    def _begin_fleet(self, fleet: FleetState, mine: CoordinatorState) -> None:
+        self._prepare(fleet)
         backends = {slot: fleet.backends.get(slot, BackendState()) for slot in self.world.rules}
         for slot, rules in self.world.rules.items():
             self._start_backend(slot, rules, backends[slot])
@@ -91,7 +102,8 @@ class Supervisor:
         for state in fleet.vms.values():
             if state.owner == self.world.site.coordinator and state.slot in self.world.drivers:
                 self._look_and_begin(state)
-        return self._unaccounted(fleet)
+        if self.caring is not None:
+            self._start_host(self.caring)
 
     def _announce(self, fleet: FleetState, applied: ConfigApplied, started: Started) -> CoordinatorState:
         site = self.world.site
@@ -190,27 +202,8 @@ class Supervisor:
             self.taken_up.append(state.id)
         self._start_vm(state, Resume(what, found))
 
-    def _unaccounted(self, fleet: FleetState) -> tuple[Resource, ...]:
-        """Return what bears our mark and belongs to no live machine of the log: listed, never touched.
-
-        What bears another coordinator's name is that one's, and perhaps in another log.
-        """
-        found: dict[tuple[str, str], Resource] = {}
-        ours = (None, self.world.site.coordinator)
-        surveyed: set[int] = set()
-        for driver in self.world.drivers.values():
-            if id(driver) in surveyed:
-                continue
-            surveyed.add(id(driver))
-            try:
-                listing = driver.survey()
-            except Exception as error:  # noqa: BLE001 - whatever a listing fails by, nothing may follow from it
-                logger.warning("the host could not be listed, so nothing is said about leftovers: %s", error)
-                continue
-            for resource in listing:
-                if resource.owner in ours and resource.vm not in fleet.vms:
-                    found[(resource.kind, resource.name)] = resource
-        return tuple(found.values())
+    def _start_host(self, caring: Caring) -> None:
+        self.world.router.host = self.world.pool.start(HostActor, self.world, caring)
 
     # Death and restart.
 
@@ -238,6 +231,8 @@ class Supervisor:
                     self._restart_backend(actor.rules)
                 case AllocatorActor():
                     self._restart_allocator()
+                case HostActor():
+                    self._start_host(actor.caring)
                 case _:
                     logger.error("%s is of no kind the supervisor starts again", actor)
         except LogUnavailable as unavailable:

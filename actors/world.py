@@ -64,6 +64,8 @@ class Router:
         ] = {}  # vm -> when its agent was last heard; no mailbox an agent could fill
         self.backends: dict[str, ActorRef[Any]] = {}  # backend aggregate -> actor
         self.allocator: ActorRef[Any] | None = None
+        self.host: ActorRef[Any] | None = None
+        self.withheld: frozenset[str] = frozenset()  # addresses being cleared: not given away meanwhile
         self.observers: list[Callable[[Recorded], None]] = []
         self.begin: Callable[[VmState], None] = _no_supervisor  # starts the actor of a machine just requested
 
