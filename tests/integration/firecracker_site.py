@@ -23,6 +23,7 @@ from infra.drivers.firecracker import identity, limits
 from infra.drivers.firecracker.config import FirecrackerConfig, LabelSet
 from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.drivers.firecracker.gate import Gate
+from infra.drivers.firecracker.paths import is_vm
 from infra.host_process import process
 from infra.network.policy import Policy
 from tests.guest.binaries import fetch_binaries
@@ -192,7 +193,7 @@ class Site:
         found = [f"process {pid}" for pid in self.processes()]
         machines = self.base / "firecracker"
         found += (
-            [str(path) for path in machines.iterdir() if path.name != ".overlay-templates"]
+            [str(path) for path in machines.iterdir() if is_vm(path.name.removeprefix(".new-"))]
             if machines.exists()
             else []
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.decisions.addresses import Lease
@@ -87,10 +88,11 @@ class Bringup:
         self._chroot = Chroot(paths, config.uid, config.gid, sudo=config.use_sudo)
         self._loosened_at = 0.0
 
-    def make_chroot(self, template: Any, boot_id: str) -> None:
+    def make_chroot(self, template: Path) -> None:
         """Make the directory and fill it."""
-        vm, scaler = self._what.order.vm, self._what.order.scaler
-        self._chroot.create(Mark(vm=vm, owner=self._config.owner, scaler=scaler, boot_id=boot_id))
+        order = self._what.order
+        mark = Mark(vm=order.vm, owner=self._config.owner, scaler=order.scaler, placement=order.placement)
+        self._chroot.create(mark)
         self._reach("firecracker.spawn.directory")
         self._go_on()
         self._chroot.fill(

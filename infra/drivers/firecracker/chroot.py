@@ -11,6 +11,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,12 +26,12 @@ _REMOVE_TIMEOUT_S = 30.0
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose directory this is."""
+    """Whose directory this is, and the whole placement: enough for a teardown where no log can be asked."""
 
     vm: str
     owner: str
     scaler: str
-    boot_id: str
+    placement: dict[str, Any]
     version: int = 1
 
 

@@ -114,7 +114,7 @@ class FirecrackerDriver:
     def _bring_up(self, what: Wanted, template: Path, abort: Abort) -> Handle:
         order, found = what.order, self._paths(what.order.vm, what.order.placement)
         bringup = Bringup(self.config, found, what, abort, self._reach)
-        bringup.make_chroot(template, order.placement["boot_id"])
+        bringup.make_chroot(template)
         self._net.attach(what.lease, what.label_set.policy, self.config.uid, self.config.gid)
         self._reach("firecracker.spawn.network")
         if abort.is_set():
@@ -165,7 +165,7 @@ class FirecrackerDriver:
 
     def destroy(self, vm: str, placement: dict[str, Any], handle: Handle | None, abort: Abort) -> str:
         """End the machine, and take rules, TAP, cgroups and chroot away; the chroot last, and only from the dead."""
-        found, lease = self._paths(vm, placement), _lease(placement)
+        found = self._paths(vm, placement)
         with self._turns.ending(vm):
             try:
                 seen = sighting.look(found, placement, handle, self._watcher.get(vm))
@@ -175,9 +175,9 @@ class FirecrackerDriver:
                     )
                 ending = self._end(vm, found, seen, abort)
                 self._reach("firecracker.destroy.ended")
-                if seen.traces:
-                    # Without any, an earlier teardown came through, and the address may be another's by now.
-                    self._net.release(lease)
+                # Without traces an earlier teardown came through, and the address may be another's by now.
+                if seen.traces and placement["lease"] is not None:
+                    self._net.release(_lease(placement))
                 teardown.remove_cgroups(placement.get("cgroups", []))
                 self._reach("firecracker.destroy.network")
                 self._finish(vm, found, Path(placement["logs"]))
@@ -340,6 +340,7 @@ class FirecrackerDriver:
 
 
 def _lease(placement: dict[str, Any]) -> Lease:
+    """Return its address."""
     return msgspec.convert(placement["lease"], Lease)
 
 
