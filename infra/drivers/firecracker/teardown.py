@@ -19,6 +19,7 @@ from infra.network.commands import Commands
 
 _SLICE_S = 0.02
 _CGROUP_WAIT_S = 2.0
+_VANISH_WAIT_S = 0.25
 
 
 class Bounds(NamedTuple):
@@ -77,7 +78,7 @@ def kill(watched: Watched, bounds: Bounds) -> None:
         try:
             Commands().run("sudo", "-n", "-u", f"#{bounds.uid}", "kill", "-9", str(pid))
         except DriverError as failed:
-            if process.pidfd_ended(watched.pidfd):
+            if watched.over.wait(_VANISH_WAIT_S) or process.pidfd_ended(watched.pidfd):
                 return
             raise DriverError(
                 "still-there",
