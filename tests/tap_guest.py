@@ -2,6 +2,7 @@
 
 import fcntl
 import ipaddress
+import itertools
 import os
 import select
 import struct
@@ -21,6 +22,8 @@ ICMP, TCP, UDP = 1, 6, 17
 BROADCAST = b"\xff" * 6
 SYN_ACK = 0x12
 _FRAME_MOST = 2048
+_ports = itertools.count(20000)
+"""Never used twice: a server's late answer to a guest of before is no answer to this one."""
 
 
 class TapGuest:
@@ -31,7 +34,6 @@ class TapGuest:
         self.mac = mac_bytes(lease.mac)
         self.address = packed(lease.address)
         self.gateway_mac = mac_bytes(gateway_mac)
-        self._ports = iter(range(40000, 65000))
         with entered(namespace):
             self._tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(self._tap, 0x400454CA, struct.pack("16sH22x", lease.tap.encode(), 0x0002 | 0x1000))
@@ -94,7 +96,7 @@ class TapGuest:
         timeout_s: float = 0.6,
     ) -> set[int]:
         """Ask by several protocols at once, and return those by which the target itself answered in time."""
-        ours, there = next(self._ports), packed(target)
+        ours, there = next(_ports), packed(target)
         sender = self.address if source is None else packed(source)
         head = ethernet(self.gateway_mac, mac or self.mac, IP)
         missing = set(protocols)
