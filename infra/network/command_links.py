@@ -264,6 +264,7 @@ def _tap_state(link: dict[str, Any]) -> TapState:
     return TapState(
         name=link["ifname"],
         up="UP" in link["flags"],
+        carrier="LOWER_UP" in link["flags"],
         bridge=link.get("master"),
         isolated=bool(port.get("isolated")),
         learning=bool(port.get("learning")),

@@ -197,6 +197,13 @@ class HostNetwork:
         if not keep:
             self.links.delete(lease.tap)
 
+    def remove_tap(self, tap: str) -> None:
+        """Remove a TAP that is nobody's, instead of keeping it. One that is not there is fine."""
+        self.links.delete(tap)
+        with self._lock:
+            if self._parked is not None:
+                self._parked.discard(tap)
+
     def forbid(self, address: str) -> None:
         """Remove the address's policy alone: from now on nothing of it passes."""
         self.sets.drop(address)

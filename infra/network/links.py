@@ -36,10 +36,14 @@ class BridgeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TapState(msgspec.Struct, frozen=True, kw_only=True):
-    """One TAP of ours (by its name) and how it stands; `bridge` is None when it hangs on none."""
+    """One TAP of ours (by its name) and how it stands; `bridge` is None when it hangs on none.
+
+    `carrier`: a process has it open, which shows only while it is up.
+    """
 
     name: str
     up: bool
+    carrier: bool
     bridge: str | None
     isolated: bool
     learning: bool

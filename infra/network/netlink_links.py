@@ -132,6 +132,7 @@ class NetlinkLinks:
             TapState(
                 name=link.name,
                 up=link.up,
+                carrier=link.carrier,
                 bridge=names.get(link.master),
                 isolated=link.isolated,
                 learning=link.learning,

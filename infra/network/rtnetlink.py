@@ -21,6 +21,7 @@ from infra.network.netlink import (
 NEWLINK, DELLINK, GETLINK, SETLINK = 16, 17, 18, 19
 NEWADDR, GETADDR, NEWROUTE, GETROUTE, NEWNEIGH = 20, 22, 24, 26, 28
 IFF_UP = 0x1
+_IFF_LOWER_UP = 0x10000
 
 _AF_BRIDGE, _AF_INET, _AF_UNSPEC = 7, 2, 0
 _IFINFO, _IFADDR, _NDMSG, _RTMSG = (
@@ -50,6 +51,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     name: str
     up: bool
+    carrier: bool
     kind: str
     alias: str
     mac: str
@@ -170,6 +172,7 @@ def read_link(body: bytes) -> Link:
         index=index,
         name=_string(found.get(_IFNAME, b"")),
         up=bool(flags & IFF_UP),
+        carrier=bool(flags & _IFF_LOWER_UP),
         kind=kind,
         alias=_string(found.get(_IFALIAS, b"")),
         mac=mac_text(found.get(_ADDRESS, b"")),
