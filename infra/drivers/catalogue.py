@@ -1,5 +1,6 @@
 """Which driver serves which scaler; a new backend is one branch here and one line in the configuration's table."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from infra.config.scaler import NetworkPolicy, ScalerConfig
 from infra.config.scripted import ScriptedScaler
 from infra.drivers.bare_metal.config import BareMetalConfig, LabelSet
 from infra.drivers.bare_metal.driver import BareMetalDriver
+from infra.drivers.firecracker import preflight
 from infra.drivers.firecracker.config import SPAWN_WIDTH, FirecrackerConfig
 from infra.drivers.firecracker.config import LabelSet as MicrovmLabelSet
 from infra.drivers.firecracker.driver import FirecrackerDriver
@@ -18,6 +20,8 @@ from infra.drivers.firecracker.gate import Gate
 from infra.drivers.firecracker.host_net import HostNet
 from infra.drivers.scripted import ScriptedDriver
 from infra.network.policy import Policy
+
+logger = logging.getLogger("fleetlog.drivers")
 
 AgentLines = Callable[[str, str], None]
 """Takes (vm, line) of what agents write. Called from one thread per driver; must be quick."""
@@ -59,6 +63,8 @@ def build_driver(
             config = firecracker_config(
                 scaler, owner=owner, state=state, environment=environment, host_access=host_access
             )
+            for lacking in preflight.missing(config):
+                logger.error("scaler %s cannot start microVMs: %s", scaler.name, lacking)
             driver = FirecrackerDriver(config, net, gate=_GATE, lines=lines, reach=reach)
             driver.prewarm()
             return driver

@@ -15,10 +15,15 @@ from actors.decisions.reclaim import Standing
 from actors.errors import DriverError
 from actors.sweep import Sweeper
 from events.vm import Handle
+from infra.config.firecracker import FirecrackerLabelSet, FirecrackerScaler
+from infra.config.fleet import FleetConfig
 from infra.drivers.firecracker import limits, overlay, paths, preflight
+from infra.drivers.firecracker.disk_guard import FREE_BYTES_LEAST
+from infra.drivers.firecracker.leftovers import FirecrackerLeftovers
 from infra.drivers.firecracker.paths import Paths
-from infra.drivers.firecracker.reclaim import MicrovmReclaiming
+from infra.host import DiskFull
 from infra.host_process import process
+from infra.microvm_disk import make_room
 from tests.contract.driver_rigs import wait_until
 from tests.integration.firecracker_site import NEVER, Site
 
@@ -53,7 +58,7 @@ class Ledger:
 
 
 def sweeper(site: Site) -> Sweeper:
-    return Sweeper(site.owner, [MicrovmReclaiming(site.driver())])
+    return Sweeper(site.owner, [FirecrackerLeftovers(site.driver())])
 
 
 def machine(site: Site, vm: str) -> Handle:
@@ -109,7 +114,7 @@ def test_a_sweep_without_a_log_takes_nothing(site: Site) -> None:
 
 
 def test_what_came_to_life_after_the_listing_is_not_taken_away(site: Site) -> None:
-    reclaiming = MicrovmReclaiming(site.driver())
+    reclaiming = FirecrackerLeftovers(site.driver())
     living = machine(site, "living")
     (listed,) = reclaiming.leftovers()
     with pytest.raises(DriverError, match="it is not dead"):
@@ -133,7 +138,7 @@ def test_leftovers_say_what_is_proven_of_them(site: Site) -> None:
     die(dead)
     die(doubtful)
     Paths(site.base, "doubtful").pid_file.write_text(str(os.getpid()))
-    found = {each.vm: each for each in MicrovmReclaiming(site.driver()).leftovers()}
+    found = {each.vm: each for each in FirecrackerLeftovers(site.driver()).leftovers()}
     assert {vm: each.life for vm, each in found.items()} == {
         "living": "alive",
         "doubtful": "doubt",
@@ -165,7 +170,7 @@ def test_what_may_not_be_stopped_says_why_and_lives(site: Site) -> None:
     assert made.stop("living", Ledger({"living": "unread"})).outcome == "unverified"
     assert made.stop("x/../living", Ledger()).outcome == "not-found"
     assert (
-        Sweeper("somebody-else", [MicrovmReclaiming(site.driver())]).stop("living", Ledger()).outcome
+        Sweeper("somebody-else", [FirecrackerLeftovers(site.driver())]).stop("living", Ledger()).outcome
         == "tracked"
     )
     assert lives(handle)
@@ -213,6 +218,39 @@ def test_a_reap_of_what_is_nobodys_needs_it_here_and_ends_it_alive_or_dead(site:
     assert [path for path in paths.machines(site.base).iterdir() if paths.is_vm(path.name)] == []
     for vm in ("living", "dead"):
         site.net.release(site.lease(vm))
+
+
+def scaler_of(site: Site) -> FirecrackerScaler:
+    config = site.config()
+    return FirecrackerScaler(
+        name="pool",
+        backend="firecracker",
+        max_agents=1,
+        label_sets=(FirecrackerLabelSet(labels=("linux",), rootfs_path=config.label_sets[0].rootfs_path),),
+        firecracker_path=config.firecracker_path,
+        jailer_path=config.jailer_path,
+        kernel_path=config.kernel_path,
+        uid=config.uid,
+        gid=config.gid,
+        chroot_base=config.chroot_base,
+    )
+
+
+def test_a_full_disk_is_freed_of_our_dead_before_anything_starts(
+    site: Site, capfd: pytest.CaptureFixture[str]
+) -> None:
+    living, dead = machine(site, "living"), machine(site, "dead")
+    die(dead)
+    config = FleetConfig(version=1, scalers=(scaler_of(site),))
+    measured = [0, FREE_BYTES_LEAST]
+    make_room(config, owner=site.owner, state=site.root, measure=lambda _: measured.pop(0))
+    assert "are wanted: removing leftovers" in capfd.readouterr().err
+    assert lives(living)
+    assert [path.name for path in paths.machines(site.base).iterdir() if paths.is_vm(path.name)] == ["living"]
+    with pytest.raises(DiskFull, match="has 0 MiB free, microVMs need 1024, and 0 leftovers"):
+        make_room(config, owner=site.owner, state=site.root, measure=lambda _: 0)
+    make_room(FleetConfig(version=1), owner=site.owner, state=site.root, measure=lambda _: 0)
+    site.net.release(site.lease("dead"))
 
 
 def test_what_a_host_lacks_is_said_all_at_once(site: Site, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def guard(
     *,
     measure: Callable[[Path], int] = free_bytes,
     least_bytes: int = FREE_BYTES_LEAST,
-    say: Callable[[str], object] = sys.stderr.write,
+    say: Callable[[str], object] = lambda text: sys.stderr.write(text),  # whatever stderr is by then
 ) -> Guarded:
     """Have room, reaping what no live machine owns where there is too little. Speaks on stderr: the log may be full."""
     if chroot_base is None:

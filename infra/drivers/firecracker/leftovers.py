@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
         return "alive" if self.probe.state == "confirmed" else "doubt"
 
 
-class MicrovmReclaiming:
+class FirecrackerLeftovers:
     """The leftovers below one driver's chroot base, of all owners. Implements `actors.reclaiming.Reclaiming`."""
 
     def __init__(self, driver: FirecrackerDriver) -> None:
