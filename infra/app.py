@@ -39,6 +39,7 @@ from infra.hosting import Hosting
 from infra.ids import SystemIds
 from infra.journal.connection import NatsConnection
 from infra.journal.nats import NatsJournal
+from infra.microvm_disk import make_room
 from infra.postgres.database import Database
 from infra.postgres.queries import Queries
 from infra.postgres.rows import PostgresRows
@@ -112,6 +113,12 @@ class Coordinator:
 
     def _start(self) -> None:
         collect_seldom()
+        # Before anything is written: on a full disk even the log of the refusal could not be.
+        make_room(
+            self.options.config,
+            owner=self.site.coordinator,
+            state=self.options.data_directory / "machines",
+        )
         check_disk(self.options.data_directory)
         self.data = self._closers.enter_context(DataDirectory(self.options.data_directory))
         self.servers = Servers(self.options.servers, self.data, self.clock)

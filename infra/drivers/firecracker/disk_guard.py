@@ -34,9 +34,10 @@ def guard(
     *,
     measure: Callable[[Path], int] = free_bytes,
     least_bytes: int = FREE_BYTES_LEAST,
-    say: Callable[[str], object] = lambda text: sys.stderr.write(text),  # whatever stderr is by then
+    say: Callable[[str], object] | None = None,
 ) -> Guarded:
     """Have room, reaping what no live machine owns where there is too little. Speaks on stderr: the log may be full."""
+    say = sys.stderr.write if say is None else say
     if chroot_base is None:
         return Guarded(reaped=0, recovered=True, free_bytes=None)
     free = measure(Path(chroot_base))
