@@ -107,9 +107,7 @@ class MicrovmPlace(Place):
             "chroot_base": str(self.base),
             "vcpus": 1,
             "mem_mib": 64,
-            "label_sets": [
-                self._label_set(kind, steps, sets.get(kind, {})) for kind, steps in kinds.items()
-            ],
+            "label_sets": [self._label_set(kind, steps, sets.get(kind, {})) for kind, steps in kinds.items()],
         } | changes
 
     def _label_set(self, kind: str, steps: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +204,9 @@ class MicrovmPlace(Place):
 
     def taps(self) -> list[str]:
         """Return the TAPs that are up and those that are on no bridge; idle ones are none of these."""
-        links = json.loads(run("ip", "-j", "-d", "link", "show", "type", "tun", inside=self.site.host) or "[]")
+        links = json.loads(
+            run("ip", "-j", "-d", "link", "show", "type", "tun", inside=self.site.host) or "[]"
+        )
         mine = self._prefix()
         return [
             link["ifname"]

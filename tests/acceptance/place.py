@@ -103,7 +103,10 @@ class Coordinator:
         with suppress(psutil.NoSuchProcess):
             agents = processes_of(self._data.parent / "agents")
             children = psutil.Process(self.pid).children()
-            self._helpers.update(child for child in children if child.pid not in agents)
+            machines = ("jailer", "firecracker")
+            self._helpers.update(
+                child for child in children if child.pid not in agents and child.name() not in machines
+            )
 
     def health(self) -> dict[str, Any]:
         """Return what `/health` says."""

@@ -70,7 +70,9 @@ def test_one_whole_life_is_told_fact_by_fact_and_leaves_nothing(place: MicrovmPl
         state.ended_at,
         state.reaped_at,
     ]
-    assert stages == sorted(stages, key=lambda at: (at is None, at)), "each after the one before, none missing"
+    assert stages == sorted(stages, key=lambda at: (at is None, at)), (
+        "each after the one before, none missing"
+    )
     assert None not in stages
     assert "guest: off" in place.console(vm), "its console is kept"
     told = json.dumps(place.ask("agent", "describe", vm))
@@ -164,7 +166,9 @@ def test_a_guest_reaches_nats_at_its_gateway_and_nothing_else_of_its_host(place:
     place.site.serve(place.site.host, (gateway, 7001))
     (vm,) = place.ask_for("held")
     place.wait_phase(vm, "registered")
-    place.tell(vm, f"connect {gateway} {port}; connect {gateway} 7001; connect 198.51.100.2 7001; print looked")
+    place.tell(
+        vm, f"connect {gateway} {port}; connect {gateway} 7001; connect 198.51.100.2 7001; print looked"
+    )
     place.wait_console(vm, "looked")
     console = place.console(vm)
     assert f"connect {gateway}:{port} open" in console
