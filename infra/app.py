@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ from actors.decisions.capacity import ScalerRules, Site
 from actors.decisions.labels import explain
 from actors.driver import Resource
 from actors.fleet import Fleet, Routing
+from actors.host import SWEEP_EVERY_S, Caring, Host
 from actors.pooled import ActorPool
 from actors.ports import AgentAccess
 from actors.projector import Projector
 from actors.supervisor import Supervisor
+from actors.sweep import Report
 from actors.world import Router, World
 from events import subjects
 from events.coordinator import ConfigApplied, Started
 from events.envelope import Recorded
 from infra.agent.door import AgentDoor
+from infra.agent.late_link import LateLink
 from infra.api.door import ApiDoor, Knowledge
 from infra.boot import Booted, boot
 from infra.clock import SystemClock, ThreadTimers
@@ -43,6 +47,7 @@ from infra.microvm_disk import make_room
 from infra.postgres.database import Database
 from infra.postgres.queries import Queries
 from infra.postgres.rows import PostgresRows
+from infra.reclaiming import HostCare
 from infra.servers import ServerOptions, Servers
 from infra.status import status_answer
 from infra.verify import verify_host
@@ -75,6 +80,7 @@ class Options:
     log_limit_bytes: int | None = None
     agent_credential_s: float = 3600.0
     agent_lines: AgentLines | None = None
+    sweep_every_s: float = SWEEP_EVERY_S
 
 
 class Coordinator:
@@ -95,7 +101,6 @@ class Coordinator:
         self.router = Router()
         self.ending = threading.Event()
         self.fatal_reason: str | None = None
-        self.unaccounted: tuple[Resource, ...] = ()
         self.projectors: tuple[Projector, ...] = ()
         self._unserved: tuple[VmState, ...] = ()
         self._link_up_since_s = math.inf
@@ -133,7 +138,7 @@ class Coordinator:
         self._build_actors()
         self.hosting.settle_network(booted.state.vms, self.servers.address)
         self.watch = Watch(self, booted.state.vms.values())
-        self.unaccounted = self.supervisor.boot(self._load(booted), self._applied(), self._started())
+        self.supervisor.boot(self._load(booted), self._applied(), self._started())
         self._say_booted(booted)
         self._follow_others(booted.state.last_sequence)
         self._open_doors()
@@ -190,9 +195,14 @@ class Coordinator:
         timers = ThreadTimers()
         effects = {
             name: ThreadEffects(name, width=width)
-            for name, width in (("spawn", SPAWN_WIDTH), ("teardown", TEARDOWN_WIDTH), ("read", READ_WIDTH))
+            for name, width in (
+                ("spawn", SPAWN_WIDTH),
+                ("teardown", TEARDOWN_WIDTH),
+                ("read", READ_WIDTH),
+                ("reclaim", 1),
+            )
         }
-        links = _Link()
+        links = LateLink()
         self.world = World(
             site=self.site,
             rules={rule.slot: rule for rule in rules.values()},
@@ -217,12 +227,30 @@ class Coordinator:
         )
         self.links = links
         self.fleet = Fleet(self.world, self._routing(rules))
-        self.supervisor = Supervisor(self.world, settle=_settle)
+        self.care = HostCare(
+            self.options.config,
+            self.site.coordinator,
+            self.data.path / "machines",
+            drivers=self.hosting.drivers.values(),
+            network=None if self.hosting.trouble else self.hosting.network,
+            reach=crash.reach,
+        )
+        self._closers.callback(self.care.close)
+        self.host = Host(self.world)
+        prepare = partial(self.care.at_boot, self.world)
+        self.supervisor = Supervisor(self.world, settle=_settle, prepare=prepare)
+        self.supervisor.caring = Caring(
+            self.care.sweeper, effects["reclaim"], self._swept, self.options.sweep_every_s
+        )
         for stop in (*(each.stop for each in effects.values()), timers.stop):
             self._closers.callback(stop)
         self._closers.callback(
             lambda: self.supervisor.stop(self.fatal_reason or "asked to", timeout_s=STOP_S)
         )
+
+    def _swept(self, report: Report) -> None:
+        self.care.done(report)
+        self.hosting.note_strangers(self.care.strangers)
 
     def _routing(self, rules: dict[str, ScalerRules]) -> Routing:
         config, host = self.options.config, platform_labels()
@@ -262,10 +290,7 @@ class Coordinator:
             booted.replayed,
             booted.took_s,
         )
-        for resource in self.unaccounted:
-            logger.warning(
-                "not accounted for, left alone: %s %s %s", resource.kind, resource.name, resource.detail
-            )
+        self.hosting.note_strangers(self.care.strangers)
 
     def _follow_others(self, after: int) -> None:
         """Hand facts that other processes append to the actors concerned; learn at once of one with our id."""
@@ -289,6 +314,7 @@ class Coordinator:
             status=lambda: status_answer(self),
             explain=lambda labels, exclude: explain(self.fleet.routing.scalers, labels, exclude),
             verify_host=self.verify_host,
+            care=self.host,
             host=self.site.host,
         )
         self.api_door = ApiDoor(
@@ -332,6 +358,11 @@ class Coordinator:
 
     # What others ask.
 
+    @property
+    def unaccounted(self) -> tuple[Resource, ...]:
+        """What the last sweep left on the host although nobody answers for it."""
+        return self.care.unaccounted
+
     def notes(self) -> tuple[str, ...]:
         """Return what an operator should know and may have missed."""
         unserved = sorted({state.scaler for state in self._unserved})
@@ -357,18 +388,6 @@ class Coordinator:
         """Let go of everything, in reverse order; machines run on. Repeatable."""
         self.ending.set()
         self._closers.close()
-
-
-class _Link:
-    """The actors' way to agents; the door opens after the actors."""
-
-    def __init__(self) -> None:
-        self.door: AgentDoor | None = None
-
-    def stop(self, vm: str, reason: str, grace_s: float) -> None:
-        """Tell the agent to stop, when there is a way to."""
-        if self.door is not None:
-            self.door.stop(vm, reason, grace_s)
 
 
 def _settle(done: Callable[[], bool], timeout_s: float = 60.0) -> None:

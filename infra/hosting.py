@@ -185,6 +185,15 @@ class Hosting:
         """Return the addresses of a network that something on the host uses and the log does not account for."""
         return self._strangers if aggregate == self._aggregate else frozenset()
 
+    def note_strangers(self, seen: frozenset[str]) -> None:
+        """Take note of the addresses a sweep left in use; those noted before count as long as they are in use."""
+        try:
+            still = frozenset() if self.network is None else self._strangers & self.network.occupied()
+        except DriverError as error:
+            logger.warning("addresses withheld stay so, the network cannot be looked at: %s", error)
+            still = self._strangers
+        self._strangers = seen | still
+
     def renewer(self, slots: Mapping[str, str]) -> "Renewing":
         """Return what renews the credential of any agent here, the way its scaler's were minted."""
         return Renewing(self.access, slots)

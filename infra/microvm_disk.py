@@ -1,21 +1,15 @@
 """Room for microVMs before a coordinator writes anything: leaked chroots may have filled the disk it starts on."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.decisions.addresses import Lease
-from actors.errors import DriverError
+import msgspec
+
 from infra.config.firecracker import FirecrackerScaler
 from infra.config.fleet import FleetConfig
-from infra.drivers.catalogue import firecracker_config
 from infra.drivers.firecracker.disk_guard import free_bytes, guard
-from infra.drivers.firecracker.driver import FirecrackerDriver
-from infra.drivers.firecracker.leftovers import FirecrackerLeftovers
 from infra.host import DiskFull
-from infra.network.policy import Policy
-
-logger = logging.getLogger("fleetlog.disk")
+from infra.reclaiming import HostCare, sweep_without_log
 
 
 def make_room(
@@ -31,7 +25,7 @@ def make_room(
     scaler = next((each for each in config.scalers if isinstance(each, FirecrackerScaler)), None)
     if scaler is None:
         return
-    found = guard(scaler.chroot_base, lambda: reap_dead(scaler, owner=owner, state=state), measure=measure)
+    found = guard(scaler.chroot_base, lambda: reap_dead(config, owner=owner, state=state), measure=measure)
     if not found.recovered:
         raise DiskFull(
             f"{scaler.chroot_base} has {(found.free_bytes or 0) >> 20} MiB free, microVMs need 1024, and "
@@ -39,36 +33,11 @@ def make_room(
         )
 
 
-def reap_dead(scaler: FirecrackerScaler, *, owner: str, state: Path) -> int:
-    """Remove the directories of this owner's machines that provably do not run; return how many."""
-    settings = firecracker_config(scaler, owner=owner, state=state, environment={}, host_access=())
-    driver = FirecrackerDriver(settings, _Untouched())
-    reaped = 0
-    try:
-        reclaiming = FirecrackerLeftovers(driver)
-        for each in reclaiming.leftovers():
-            if each.kind != "chroot" or each.owner != owner or each.life != "dead":
-                continue
-            try:
-                reclaiming.reclaim(each)
-                reaped += 1
-            except DriverError as error:
-                logger.warning("%s is left: %s", each.name, error)
-    except DriverError as error:
-        logger.warning("nothing was removed: %s", error)
-    finally:
-        driver.close()
-    return reaped
+def reap_dead(config: FleetConfig, *, owner: str, state: Path) -> int:
+    """Remove what this owner's dead microVMs left; return how many things that were.
 
-
-class _Untouched:
-    """In the place of the network, which only the log can say something of."""
-
-    def attach(self, lease: Lease, policy: Policy, uid: int, gid: int) -> None:
-        """Never asked."""
-        del policy, uid, gid
-        raise AssertionError(f"nothing is started on {lease.tap} before the log is read")
-
-    def release(self, lease: Lease) -> None:
-        """Never asked."""
-        raise AssertionError(f"{lease.address} is not given back before the log is read")
+    None while another process of this name runs: what looks dead to us may be coming up there.
+    """
+    microvms = tuple(each for each in config.scalers if isinstance(each, FirecrackerScaler))
+    care = HostCare(msgspec.structs.replace(config, scalers=microvms), owner, state)
+    return sum(sweep_without_log(care, "the disk is full").counts("reaped").values())

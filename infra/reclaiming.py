@@ -14,8 +14,10 @@ from actors.decisions.addresses import Lease
 from actors.decisions.reclaim import NETWORK_KINDS, Standing
 from actors.driver import Driver, Resource
 from actors.errors import DriverError, Refused
+from actors.host import BootLedger
 from actors.reclaiming import Leftover, Reclaiming
 from actors.sweep import Outcome, Report, Sweeper, say
+from actors.world import World
 from infra.config.bare_metal import BareMetalScaler
 from infra.config.firecracker import FirecrackerScaler
 from infra.config.fleet import FleetConfig
@@ -24,11 +26,12 @@ from infra.drivers.bare_metal.driver import BareMetalDriver
 from infra.drivers.bare_metal.leftovers import ProcessLeftovers
 from infra.drivers.catalogue import bare_metal_config, firecracker_config
 from infra.drivers.firecracker.driver import FirecrackerDriver
-from infra.drivers.firecracker.reclaim import MicrovmReclaiming
+from infra.drivers.firecracker.leftovers import FirecrackerLeftovers
 from infra.network.host import HostNetwork
 from infra.network.leftovers import NetworkLeftovers
 from infra.network.policy import Policy
 from infra.owner_lock import OwnerLock
+from projections.boot import FleetState
 
 logger = logging.getLogger("fleetlog.reclaim")
 
@@ -71,7 +74,7 @@ class HostCare:
             match driver:
                 case FirecrackerDriver() if Path(driver.config.chroot_base) not in self._locks:
                     base = Path(driver.config.chroot_base)
-                    sources.append(self._locked(base, MicrovmReclaiming(driver)))
+                    sources.append(self._locked(base, FirecrackerLeftovers(driver)))
                 case BareMetalDriver() if state not in self._locks:
                     sources.append(
                         self._locked(state, ProcessLeftovers(driver.config, hierarchy.find, reach))
@@ -123,6 +126,18 @@ class HostCare:
         self.strangers = frozenset(
             each.leftover.address for each in left if each.leftover.kind in NETWORK_KINDS
         )
+
+    def at_boot(self, world: World, fleet: FleetState) -> None:
+        """Sweep before any actor lives. A failure is said, and keeps nobody from starting."""
+        leased = {address for state in fleet.allocators.values() for address in state.leases}
+        leased |= {vm.address for vm in fleet.vms.values() if vm.address}
+        try:
+            report = self.sweeper.sweep(BootLedger(world, fleet.vms, frozenset(leased)))
+        except Exception:
+            logger.exception("the host was not swept before the start; it is tried again later")
+            return
+        say(report, "at the start")
+        self.done(report)
 
     def close(self) -> None:
         """Let go of the locks, and of what was made for it. Repeatable."""
@@ -206,6 +221,7 @@ class _NoNetwork:
 
     def attach(self, lease: Lease, policy: Policy, uid: int, gid: int) -> None:
         """Never asked."""
+        del policy, uid, gid
         raise AssertionError(f"nothing is started here, and {lease.address} is given to nobody")
 
     def release(self, lease: Lease) -> None:

@@ -3,8 +3,9 @@
 import os
 from typing import TYPE_CHECKING
 
-from infra.api.messages import ServerStatus, StatusAnswer, Unaccounted, ViewStatus
+from infra.api.messages import ServerStatus, StatusAnswer, SweepTally, Unaccounted, ViewStatus
 from infra.config.fleet import digest
+from infra.reclaiming import Tally
 
 if TYPE_CHECKING:
     from infra.app import Coordinator
@@ -47,4 +48,15 @@ def status_answer(coordinator: "Coordinator") -> StatusAnswer:
             for resource in coordinator.unaccounted
         ),
         notes=coordinator.notes(),
+        sweeps=_sweeps(coordinator.care.tally),
+    )
+
+
+def _sweeps(tally: Tally) -> SweepTally:
+    return SweepTally(
+        sweeps=tally.sweeps,
+        reaped=sum(tally.reaped.values()),
+        spared=sum(tally.spared.values()),
+        failed=sum(tally.failed.values()),
+        unlisted=tally.unlisted,
     )

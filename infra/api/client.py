@@ -8,6 +8,14 @@ from nats.errors import TimeoutError as NatsTimeout
 from actors.commands import ScalerStatus
 from actors.decisions.labels import Explanation
 from events import subjects
+from infra.api.host_messages import (
+    LiveAnswer,
+    LiveRequest,
+    StopAnswer,
+    StopRequest,
+    SweepAnswer,
+    SweepRequest,
+)
 from infra.api.messages import (
     DemandAnswer,
     DemandRequest,
@@ -22,17 +30,20 @@ from infra.api.messages import (
     MatchAnswer,
     MatchRequest,
     RemoveRequest,
-    Request,
     ScalersAnswer,
     ScalersRequest,
     StatusAnswer,
     StatusRequest,
     read_answer,
 )
+from infra.api.request import Request
 from infra.journal.connection import NobodyAnswers
 
 ANSWER_S = 40.0
 """A little longer than a coordinator takes at most, so that its own reason arrives before our patience ends."""
+
+_LONGER_S = 5.0
+"""How much longer we wait than the coordinator was told to."""
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 
@@ -105,6 +116,18 @@ class ApiClient:
     def verify_host(self, coordinator: str, *, timeout_s: float = ANSWER_S) -> HostAnswer:
         """Let a coordinator compare its host with the log."""
         return self._ask_one(coordinator, "host.verify", HostRequest(), HostAnswer, timeout_s)
+
+    def live_machines(self, coordinator: str, *, timeout_s: float = ANSWER_S) -> LiveAnswer:
+        """Return the machines that run on a coordinator's host."""
+        return self._ask_one(coordinator, "host.live", LiveRequest(), LiveAnswer, timeout_s)
+
+    def stop_machines(self, coordinator: str, request: StopRequest) -> StopAnswer:
+        """End machines that nobody accounts for."""
+        return self._ask_one(coordinator, "host.stop", request, StopAnswer, request.timeout_s + _LONGER_S)
+
+    def sweep(self, coordinator: str, request: SweepRequest) -> SweepAnswer:
+        """Take away what is dead and nobody's on a coordinator's host."""
+        return self._ask_one(coordinator, "host.sweep", request, SweepAnswer, request.timeout_s + _LONGER_S)
 
     def status(self, coordinator: str, *, timeout_s: float = 2.0) -> StatusAnswer:
         """Return how a coordinator is."""

@@ -12,10 +12,21 @@ import msgspec
 
 from actors.commands import Demand, FrontDoor, RemoveAgent, SetGate
 from actors.decisions.labels import Explanation
-from actors.errors import Conflict, LogFull, LogUnavailable, Refused
+from actors.decisions.reclaim import LiveMachine
+from actors.errors import Conflict, DriverError, LogFull, LogUnavailable, Refused
 from actors.ports import Ids
+from actors.sweep import Report, Stopped
 from events import subjects
 from infra.agent.workers import Workers
+from infra.api.host_messages import (
+    LiveAnswer,
+    LiveRequest,
+    StopAnswer,
+    StopRequest,
+    SweepAnswer,
+    SweepRequest,
+    sweep_findings,
+)
 from infra.api.messages import (
     VERBS,
     WAITING_S_MAX,
@@ -32,7 +43,6 @@ from infra.api.messages import (
     MatchAnswer,
     MatchRequest,
     RemoveRequest,
-    Request,
     ScalersAnswer,
     ScalersRequest,
     StatusAnswer,
@@ -40,6 +50,7 @@ from infra.api.messages import (
     failure,
     read_request,
 )
+from infra.api.request import Request
 
 _LOG = logging.getLogger("fleetlog.api")
 QUEUE = "fleetlog"
@@ -84,6 +95,22 @@ class Connection(Protocol):
         ...
 
 
+class Care(Protocol):
+    """The host's actor, asked from outside."""
+
+    def live(self, timeout_s: float | None = None) -> tuple[LiveMachine, ...]:
+        """Return the machines that run on the host."""
+        ...
+
+    def stop(self, vm: str, by: str, timeout_s: float | None = None) -> Stopped:
+        """End a machine that nobody accounts for."""
+        ...
+
+    def sweep(self, why: str, *, dry_run: bool = False, timeout_s: float | None = None) -> Report:
+        """Take away what is dead and nobody's."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """What a coordinator can be asked beyond its front door; what is None is answered as unsupported.
@@ -94,6 +121,7 @@ class Knowledge:
     status: Callable[[], StatusAnswer]
     explain: Callable[[tuple[str, ...], tuple[str, ...]], tuple[Explanation, ...]] | None = None
     verify_host: Callable[[], tuple[HostDifference, ...]] | None = None
+    care: Care | None = None
     host: str = ""
 
 
@@ -177,6 +205,8 @@ class ApiDoor:
             return failure("log-unavailable", str(error))
         except TimeoutError as error:
             return failure("timeout", str(error))
+        except DriverError as error:
+            return failure("host", str(error))
         except Exception:  # noqa: BLE001 - logged with its trace, and answered
             # A bug of ours must reach whoever waits, and must not end the thread that serves everybody.
             _LOG.exception("request %s could not be handled: this is a bug in fleetlog", verb)
@@ -210,10 +240,30 @@ class ApiDoor:
                 return HostAnswer(
                     differences=verify(), host=self._knowledge.host, coordinator=self._coordinator
                 )
+            case LiveRequest() | StopRequest() | SweepRequest():
+                return self._of_host(request)
             case StatusRequest():
                 return self._knowledge.status()
             case _:
                 raise AssertionError(f"no verb has {type(request).__name__}")
+
+    def _of_host(self, request: LiveRequest | StopRequest | SweepRequest) -> msgspec.Struct:
+        care, host = self._knowledge.care, self._knowledge.host
+        if care is None:
+            raise self._unsupported("reclaim anything on its host")
+        match request:
+            case LiveRequest():
+                return LiveAnswer(machines=care.live(), host=host, coordinator=self._coordinator)
+            case StopRequest():
+                return StopAnswer(results=_stop_each(care, request), coordinator=self._coordinator)
+            case SweepRequest(dry_run=dry_run, timeout_s=timeout_s):
+                report = care.sweep("asked for", dry_run=dry_run, timeout_s=timeout_s)
+                return SweepAnswer(
+                    findings=sweep_findings(report),
+                    unlisted=report.unlisted,
+                    host=host,
+                    coordinator=self._coordinator,
+                )
 
     def _demand(self, request: DemandRequest) -> DemandAnswer:
         demand = Demand(
@@ -244,6 +294,23 @@ class ApiDoor:
             self._connection.publish(reply, msgspec.json.encode(answer))
         except LogUnavailable as lost:
             _LOG.warning("an answer to %s was lost: %s; what was decided is in the log", verb, lost)
+
+
+def _stop_each(care: Care, request: StopRequest) -> tuple[Stopped, ...]:
+    """Stop one after the other; the time is for all of them."""
+    deadline_s = time.monotonic() + request.timeout_s
+    results: list[Stopped] = []
+    for vm in dict.fromkeys(request.vms):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            detail = f"not reached within {request.timeout_s:g} s: ask again"
+            results.append(Stopped(vm=vm, outcome="error", detail=detail))
+            continue
+        try:
+            results.append(care.stop(vm, request.by or "api", timeout_s=left_s))
+        except (TimeoutError, Refused, DriverError) as error:
+            results.append(Stopped(vm=vm, outcome="error", detail=str(error)))
+    return tuple(results)
 
 
 def _overloaded() -> msgspec.Struct:

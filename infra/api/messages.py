@@ -15,38 +15,20 @@ from msgspec import Meta
 from actors.commands import Answer, ScalerStatus
 from actors.decisions.labels import Explanation
 from events.envelope import Resources
+from infra.api.host_messages import (
+    LiveAnswer,
+    LiveRequest,
+    StopAnswer,
+    StopRequest,
+    SweepAnswer,
+    SweepRequest,
+)
+from infra.api.request import FORMS, Cpus, DemandId, Id, Labels, MemoryBytes, Request, ScalerName, Text, VmId
 
 VERSION = 1
 REQUEST_BYTES_MAX = 64 * 1024
 WAITING_S_MAX = 30.0
 """A request that waited longer than this for its turn is not begun: whoever sent it has given up."""
-
-_LABEL = r"^[^\s,\x00-\x1f\x7f]{1,128}$"
-_VM = r"^[a-z0-9][a-z0-9-]{0,63}$"
-_SCALER = r"^[a-z0-9][a-z0-9-]{0,62}$"
-_DEMAND = r"^[a-z0-9][a-z0-9-]{7,63}$"
-_FORMS = {
-    _LABEL: "a label: 1 to 128 characters without spaces and commas",
-    _VM: "an agent's id: 1 to 64 lowercase letters, digits and dashes",
-    _SCALER: "a scaler's name: 1 to 63 lowercase letters, digits and dashes",
-    _DEMAND: "a demand's id: 8 to 64 lowercase letters, digits and dashes",
-}
-
-Label = Annotated[str, Meta(pattern=_LABEL, description=_FORMS[_LABEL])]
-Labels = Annotated[tuple[Label, ...], Meta(max_length=64)]
-VmId = Annotated[str, Meta(pattern=_VM, description=_FORMS[_VM])]
-ScalerName = Annotated[str, Meta(pattern=_SCALER, description=_FORMS[_SCALER])]
-DemandId = Annotated[str, Meta(pattern=_DEMAND, description=_FORMS[_DEMAND])]
-Text = Annotated[str, Meta(max_length=256)]
-Id = Annotated[str, Meta(min_length=1, max_length=256)]
-Cpus = Annotated[float, Meta(ge=0, le=1024)]
-MemoryBytes = Annotated[int, Meta(ge=0, le=1 << 50)]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every request has."""
-
-    version: Literal[1] = 1
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,6 +175,16 @@ class HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
 
 
+class SweepTally(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator's sweeps of its host came to since its start; `spared` and `failed` as of the last one."""
+
+    sweeps: int = 0
+    reaped: int = 0
+    spared: int = 0
+    failed: int = 0
+    unlisted: int = 0
+
+
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One read model's projector as its coordinator sees it; `stage` `parked` needs a person."""
 
@@ -236,6 +228,7 @@ class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[ServerStatus, ...] = ()
     unaccounted: tuple[Unaccounted, ...] = ()
     notes: tuple[str, ...] = ()
+    sweeps: SweepTally = SweepTally()
     version: Literal[1] = 1
 
 
@@ -247,6 +240,9 @@ VERBS: dict[str, tuple[type[Request], type[msgspec.Struct]]] = {
     "scaler.gate": (GateRequest, DoneAnswer),
     "scaler.match": (MatchRequest, MatchAnswer),
     "host.verify": (HostRequest, HostAnswer),
+    "host.live": (LiveRequest, LiveAnswer),
+    "host.stop": (StopRequest, StopAnswer),
+    "host.sweep": (SweepRequest, SweepAnswer),
     "status": (StatusRequest, StatusAnswer),
 }
 """Verb -> what is asked and what is answered. `demand` may also be sent to whoever is free."""
@@ -279,7 +275,7 @@ _FIELD = re.compile(r"field `(?P<field>[^`]+)`")
 
 def _named(complaint: str) -> str:
     """Put the field first and its form in words: `field labels[0]: expected ...`."""
-    for pattern, form in _FORMS.items():
+    for pattern, form in FORMS.items():
         complaint = complaint.replace(f"`str` matching regex {pattern!r}", form)
     if found := _AT.match(complaint):
         what, field = found["what"], found["field"]
