@@ -34,10 +34,11 @@ class TapGuest:
         self.mac = mac_bytes(lease.mac)
         self.address = packed(lease.address)
         self.gateway_mac = mac_bytes(gateway_mac)
+        self._namespace = namespace
         with entered(namespace):
             self._tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
             fcntl.ioctl(self._tap, 0x400454CA, struct.pack("16sH22x", lease.tap.encode(), 0x0002 | 0x1000))
-            self._wait_for_the_bridge()
+        self.wait_for_the_bridge()
 
     def __enter__(self) -> Self:
         return self
@@ -47,10 +48,10 @@ class TapGuest:
     ) -> None:
         os.close(self._tap)
 
-    def _wait_for_the_bridge(self) -> None:
-        # The bridge learns from the kernel's link watch, a moment later, that somebody is there.
+    def wait_for_the_bridge(self) -> None:
+        """Wait until the bridge forwards: the kernel's link watch tells it only a moment after the TAP is open."""
         deadline = time.monotonic() + 5
-        show = ["bridge", "-d", "link", "show", "dev", self.lease.tap]
+        show = ["nsenter", f"--net={self._namespace}", "bridge", "-d", "link", "show", "dev", self.lease.tap]
         while (
             "state forwarding" not in subprocess.run(show, capture_output=True, text=True, check=True).stdout
         ):

@@ -80,7 +80,7 @@ class HostNetwork:
         return verify(self.parts, self._guarded)
 
     def ensure_ready(self, live: Live = ()) -> Verdict:
-        """Heal what is not as it should be, then write every machine's policy again; return what still is wrong.
+        """Heal what is not as it should be, see that every machine has its policy; return what still is wrong.
 
         Without `auto_provision_host` it only looks.
 
@@ -88,8 +88,10 @@ class HostNetwork:
             DriverError: as `provision`; or the kernel does not isolate ports.
         """
         verdict = self.verify()
-        if verdict.healthy or not self.config.auto_provision_host:
+        if not self.config.auto_provision_host:
             return verdict
+        if verdict.healthy:
+            return self.verify() if self.reapply(live) else verdict
         logger.warning("host network %s is not ready, healing: %s", self.config.bridge, verdict.detail)
         self.provision()
         self.probe_isolation()

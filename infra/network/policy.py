@@ -4,6 +4,7 @@ import ipaddress
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,6 +17,7 @@ Family = Literal["inet", "bridge"]
 ANYWHERE = IPv4Network("0.0.0.0/0")
 ADDRESS_BYTES = 4
 _TCP, _UDP = 6, 17
+_DNS_PORT, _NATS_PORT = 53, 4222
 _IFNAME_BYTES = 16
 
 
@@ -28,6 +30,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     allowlist: tuple[str, ...] = ()
     deny_all: bool = False
     host_access: tuple[str, ...] = ()
+
+
+def default_host_access(gateway: str, nats_url: str) -> tuple[str, ...]:
+    """Return what of its host a machine may reach where its label set says nothing: DNS and the way to NATS.
+
+    NATS counts on any address of the host; an address without a port means NATS' own, and one that cannot be read
+    adds nothing.
+    """
+    try:
+        parts = urlsplit(nats_url)
+        port = parts.port or _NATS_PORT
+    except ValueError:
+        return (f"{gateway}:{_DNS_PORT}",)
+    if parts.scheme not in {"nats", "tls"} or not parts.hostname:
+        return (f"{gateway}:{_DNS_PORT}",)
+    return f"{gateway}:{_DNS_PORT}", f"*:{port}"
 
 
 class NftSet(msgspec.Struct, frozen=True, kw_only=True):

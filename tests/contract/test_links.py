@@ -124,6 +124,33 @@ def test_a_tap_that_a_process_still_has_open_is_not_given_to_another(bridged: Li
     assert (caught.value.kind, caught.value.transient) == ("still-there", True)
 
 
+def test_a_tap_in_use_is_put_back_as_it_was_after_its_bridge_was_made_again(
+    bridged: Links, host: Path
+) -> None:
+    bridged.attach(lease(0), 0, 0)
+    with TapGuest(lease(0), host) as guest:
+        run("ip", "link", "del", "flt-br0", inside=host)
+        with pytest.raises(DriverError, match="fleetlog host provision"):
+            bridged.restore(lease(0))
+        bridged.ensure_bridge(BRIDGE)
+        bridged.restore(lease(0))
+        bridged.restore(lease(0))
+        (tap,) = bridged.taps()
+        assert (tap.up, tap.bridge, tap.isolated, tap.learning, tap.flooding) == (
+            True,
+            "flt-br0",
+            True,
+            False,
+            False,
+        )
+        assert "PERMANENT" in run("ip", "neigh", "show", lease(0).address, inside=host)
+        guest.wait_for_the_bridge()
+        assert guest.arp("10.44.0.1")
+    with pytest.raises(DriverError, match="not there") as caught:
+        bridged.restore(lease(1))
+    assert caught.value.kind == "missing"
+
+
 def test_deleting_and_parking_what_is_not_there_is_fine(bridged: Links) -> None:
     bridged.attach(lease(0), 30000, 30000)
     bridged.delete(lease(0).tap)

@@ -79,6 +79,16 @@ def test_after_everything_was_lost_live_guests_get_it_back(site: NetworkSite, ne
     assert not guests[2].arp("10.44.0.3")
 
 
+def test_a_policy_that_got_lost_under_sound_rules_is_put_back(
+    site: NetworkSite, network: HostNetwork
+) -> None:
+    guest = site.guest(network, 2, OPEN)
+    run("nft", "flush", "set", "inet", "fleetlog", "known", inside=site.host)
+    assert reaches(guest, OUTSIDE) == set()
+    assert network.ensure_ready([(guest.lease, OPEN)]).misses == ()
+    assert reaches(guest, OUTSIDE) == {*ALL_PROTOCOLS}
+
+
 def test_provisioning_while_a_guest_runs_takes_nothing_from_it(
     site: NetworkSite, network: HostNetwork
 ) -> None:

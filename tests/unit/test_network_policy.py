@@ -6,7 +6,7 @@ import re
 import pytest
 
 from actors.decisions.addresses import AddressPool, lease_of, tap_of
-from infra.network.policy import SETS, Policy, element_text, elements, owner
+from infra.network.policy import SETS, Policy, default_host_access, element_text, elements, owner
 from infra.network.rules import Site, chains, provision_script, tap_globs
 
 POOL = AddressPool(aggregate="a", cidr="10.44.0.0/24", gateway="10.44.0.1", bridge="flt-br0")
@@ -84,6 +84,23 @@ def test_tap_patterns_fit_the_networks_taps_and_no_neighbours(cidr: str) -> None
     assert all(fits(address) for address in inside)
     assert not fits(network[0] - 1)
     assert not fits(network[-1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("nats_url", "expected"),
+    [
+        ("nats://10.0.0.1:4333", ("10.0.0.1:53", "*:4333")),
+        ("tls://ci.example", ("10.0.0.1:53", "*:4222")),
+        ("nats://ci.example:4222", ("10.0.0.1:53", "*:4222")),
+        ("nats://ci.example:99999", ("10.0.0.1:53",)),
+        ("https://ci.example", ("10.0.0.1:53",)),
+        ("", ("10.0.0.1:53",)),
+    ],
+)
+def test_by_default_dns_and_nats_are_reached_on_the_host(nats_url: str, expected: tuple[str, ...]) -> None:
+    access = default_host_access("10.0.0.1", nats_url)
+    assert access == expected
+    assert texts(Policy(host_access=access)) > ALWAYS
 
 
 def test_the_order_of_what_a_machine_may_reach_through_the_host() -> None:
