@@ -71,7 +71,7 @@ class MicrovmPlace(Place):
         root = Path(tempfile.mkdtemp(prefix="flt"))
         root.chmod(0o755)  # PostgreSQL and the jailed run as users of their own
         self.base = base or root / "j"
-        self.base.mkdir(exist_ok=True)
+        self.base.mkdir(exist_ok=True)  # another place may share it
         self.rootfs = make_rootfs(root / "rootfs.ext4")
         self.kernel = build_guest()
         self.binaries = fetch_binaries()
@@ -194,8 +194,9 @@ class MicrovmPlace(Place):
         found = {}
         for pid in process.all_pids():
             with suppress(OSError):
-                if base in process.command_line(pid):
-                    found[pid] = "jailer"
+                words = process.command_line(pid).split(b"\0")
+                if base in words:
+                    found[pid] = f"jailer of {words[words.index(b'--id') + 1].decode()}"
                 elif identity.name_of(pid) == "firecracker":
                     vm = roots.get(identity.inode(Path(f"/proc/{pid}/root")))
                     if vm is not None:
@@ -229,11 +230,18 @@ class MicrovmPlace(Place):
         return found
 
     def chroots(self) -> list[str]:
-        """Return what is in the chroot base besides the overlay templates."""
+        """Return what is in the chroot base besides the overlay templates and what another place marked as its own."""
         machines = self.base / "firecracker"
         if not machines.exists():
             return []
-        return sorted(path.name for path in machines.iterdir() if path.name != ".overlay-templates")
+        return sorted(path.name for path in machines.iterdir() if self._is_mine(path))
+
+    def _is_mine(self, directory: Path) -> bool:
+        try:
+            mark = json.loads((directory / "mark.json").read_text())
+        except FileNotFoundError:
+            return directory.name != ".overlay-templates"
+        return bool(mark["owner"] == self.id)
 
     def leases(self) -> dict[str, str]:
         """Return the addresses held, by the log."""
