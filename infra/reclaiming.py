@@ -37,7 +37,7 @@ logger = logging.getLogger("fleetlog.reclaim")
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What sweeps came to since the start, by kind; `spared` as of the last one."""
+    """What sweeps came to since the start, by kind; `spared`, `failing` and `unlistable` as of the last one."""
 
     found: Mapping[str, int] = {}
     reaped: Mapping[str, int] = {}
@@ -45,6 +45,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     spared: Mapping[str, int] = {}
     sweeps: int = 0
     unlisted: int = 0
+    failing: int = 0
+    unlistable: int = 0
 
 
 class HostCare:
@@ -120,6 +122,8 @@ class HostCare:
             spared=report.counts("spared"),
             sweeps=before.sweeps + 1,
             unlisted=before.unlisted + len(report.unlisted),
+            failing=sum(report.counts("failed").values()),
+            unlistable=len(report.unlisted),
         )
         left = [each for each in report.findings if each.outcome != "reaped"]
         self.unaccounted = tuple(_resource(each.leftover, each.why) for each in left)

@@ -57,6 +57,6 @@ def _sweeps(tally: Tally) -> SweepTally:
         sweeps=tally.sweeps,
         reaped=sum(tally.reaped.values()),
         spared=sum(tally.spared.values()),
-        failed=sum(tally.failed.values()),
-        unlisted=tally.unlisted,
+        failed=tally.failing,
+        unlisted=tally.unlistable,
     )

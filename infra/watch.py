@@ -19,6 +19,7 @@ from infra.metrics.readings import (
     resource_readings,
     scaler_readings,
     server_readings,
+    sweep_readings,
 )
 from infra.metrics.sampler import Sampler, Source
 from projections.vm import VmState
@@ -61,6 +62,7 @@ class Watch:
             Source("actors", lambda: coordinator.supervisor.restarts, actor_readings),
             Source("consumers", coordinator.journal.redeliveries, redelivery_readings),
             Source("host", lambda: coordinator.unaccounted, resource_readings),
+            Source("sweeps", lambda: coordinator.care.tally, sweep_readings),
         )
         self._sampler = Sampler(self.metrics, self._sources)
         self._http = HttpServer(coordinator.options.http, self.health, self._registry)

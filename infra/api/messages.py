@@ -176,7 +176,7 @@ class HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepTally(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator's sweeps of its host came to since its start; `spared` and `failed` as of the last one."""
+    """What the coordinator's sweeps of its host came to since its start; all but the first two as of the last one."""
 
     sweeps: int = 0
     reaped: int = 0

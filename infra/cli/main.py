@@ -22,6 +22,8 @@ COMMANDS = {
     "rebuild": ("infra.cli.tables:rebuild", "Make the tables again from the log."),
     "verify": ("infra.cli.tables:verify", "Compare tables and hosts with the log."),
     "host": ("infra.cli.host:host", "Make, check and remove the network of this host's machines."),
+    "orphans": ("infra.cli.orphans:orphans", "List and end machines that nobody accounts for."),
+    "reap": ("infra.cli.reap:reap", "Take away what dead machines left on a host."),
     "config": ("infra.cli.config:config", "Check a fleet file."),
     "doctor": ("infra.cli.doctor:doctor", "Say what is wrong and what to do."),
     "api": ("infra.cli.api:api", "Print the request API: subjects and JSON schema."),

@@ -81,6 +81,13 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
     show_default=True,
     help="How long an agent's credential lives.",
 )
+@click.option(
+    "--sweep-every",
+    type=LENGTH,
+    default="15m",
+    show_default=True,
+    help="How often the host is swept of what dead machines left.",
+)
 @click.option("--agent-lines", is_flag=True, help="Print what agents write to stdout, as JSON lines.")
 @click.option(
     "--scripted", is_flag=True, hidden=True, help="Allow the scripted backend, which only pretends."
@@ -101,6 +108,7 @@ def up(
     log_limit: int | None,
     agent_signing_key: Path | None,
     agent_credential_ttl: float,
+    sweep_every: float,
     agent_lines: bool,
     scripted: bool,
     verbose: bool,
@@ -119,6 +127,7 @@ def up(
             http=http,
             log_limit_bytes=log_limit,
             agent_credential_s=agent_credential_ttl,
+            sweep_every_s=sweep_every,
             agent_lines=_print_line if agent_lines else None,
         )
         return _run(Coordinator(options))

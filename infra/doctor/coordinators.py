@@ -42,6 +42,7 @@ def check_coordinators(ids: Iterable[str], ask: Callable[[str], StatusAnswer]) -
                 yield _durability(server)
         yield from (_view(view) for view in status.views)
         yield _unaccounted(status)
+        yield _sweeps(status)
     if synced is None:
         yield warn(
             "durability",
@@ -92,6 +93,17 @@ def _unaccounted(status: StatusAnswer) -> Check:
     shown = ", ".join(named) + (f" and {more} more" if more else "")
     return warn(
         name,
-        f"{len(status.unaccounted)} things with our mark that the log does not know: {shown}",
-        "look at them; what is not in the log is never removed by itself",
+        f"{len(status.unaccounted)} things with our mark that nobody answers for: {shown}",
+        "`fleetlog orphans` lists what of it runs, and --stop ends it; what is dead goes with the next sweep",
     )
+
+
+def _sweeps(status: StatusAnswer) -> Check:
+    name, found = f"sweeps of {status.host or status.coordinator}", status.sweeps
+    detail = f"{found.sweeps} so far: {found.reaped} things taken away, {found.spared} spared by the last one"
+    todo = "see the coordinator's log for why; it is tried again by the next one, or now with `fleetlog reap`"
+    if found.sweeps == 0:
+        return warn(name, "none came through yet", todo)
+    if found.failed or found.unlisted:
+        return warn(name, f"{detail}; {found.failed} not taken away, {found.unlisted} listings failed", todo)
+    return good(name, detail)

@@ -11,6 +11,7 @@ from infra.embedded.server_process import Status
 from infra.metrics.catalogue import ROLLUP
 from infra.metrics.lag import ViewLag
 from infra.metrics.tally import Labels
+from infra.reclaiming import Tally
 from projections.backend import Gate
 
 
@@ -85,3 +86,18 @@ def resource_readings(unaccounted: Iterable[Resource]) -> Iterator[Reading]:
     """Yield what the log does not account for, by kind, from `Supervisor.boot` or a later survey."""
     for kind, count in Counter(resource.kind for resource in unaccounted).items():
         yield Reading("fleetlog_unaccounted_resources", (kind,), count)
+
+
+def sweep_readings(tally: Tally) -> Iterator[Reading]:
+    """Yield what sweeps of the host came to since the start, by kind."""
+    by_kind = {
+        "fleetlog_orphans_found_total": tally.found,
+        "fleetlog_orphans_reaped_total": tally.reaped,
+        "fleetlog_orphans_failed_total": tally.failed,
+        "fleetlog_orphans_spared": tally.spared,
+    }
+    for metric, counts in by_kind.items():
+        for kind, count in counts.items():
+            yield Reading(metric, (kind,), count)
+    yield Reading("fleetlog_sweeps_total", (), tally.sweeps)
+    yield Reading("fleetlog_sweep_listing_failures_total", (), tally.unlisted)

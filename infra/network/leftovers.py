@@ -27,9 +27,7 @@ class NetworkLeftovers:
         network = self._network
         taps = [tap for tap in network.taps() if self._counts(tap)]
         by_address = {tap.address: tap for tap in taps}
-        rules = sorted(
-            address for address in network.policies() if IPv4Address(address) in network.config.network
-        )
+        rules = sorted(each for each in self._ruled() if IPv4Address(each) in network.config.network)
         found = [self._tap(tap) for tap in taps]
         return (*found, *(self._rules(address, by_address.get(address)) for address in rules))
 
@@ -52,6 +50,14 @@ class NetworkLeftovers:
         """Refuse: nothing of a network lives."""
         del accounted
         raise Refused("not-live", f"{leftover.kind} {leftover.name} is no machine")
+
+    def _ruled(self) -> frozenset[str]:
+        try:
+            return self._network.policies()
+        except DriverError as error:
+            if error.kind == "missing":
+                return frozenset()  # no table, no rules
+            raise
 
     def _counts(self, tap: TapState) -> bool:
         return tap.name != self._network.config.bridge and (

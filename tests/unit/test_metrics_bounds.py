@@ -23,8 +23,10 @@ from infra.metrics.readings import (
     resource_readings,
     scaler_readings,
     server_readings,
+    sweep_readings,
 )
 from infra.metrics.sampler import Source
+from infra.reclaiming import Tally
 from tests.unit.metrics_bench import BEGIN, HANDLE, Bench, requested
 
 
@@ -124,6 +126,19 @@ def test_every_source_is_exported_as_what_it_says() -> None:
     publish("consumers", redelivery_readings({"provisioner": 3}))
     publish("actors", actor_readings(1))
     publish("host", resource_readings([Resource(kind="cgroup", name=n, vm=None, owner=None) for n in "ab"]))
+    publish(
+        "sweeps",
+        sweep_readings(
+            Tally(
+                found={"tap": 3},
+                reaped={"tap": 2},
+                failed={"tap": 1},
+                spared={"chroot": 4},
+                sweeps=5,
+                unlisted=6,
+            )
+        ),
+    )
     small = {"scaler": "small", "backend": "bare-metal"}
     everything = {"scaler": "__global__", "backend": ""}
     assert bench.value("slots_taken", **small) == 3
@@ -146,6 +161,12 @@ def test_every_source_is_exported_as_what_it_says() -> None:
     assert bench.value("redeliveries", consumer="provisioner") == 3
     assert bench.value("actor_restarts_total") == 1
     assert bench.value("unaccounted_resources", kind="cgroup") == 2
+    assert bench.value("orphans_found_total", kind="tap") == 3
+    assert bench.value("orphans_reaped_total", kind="tap") == 2
+    assert bench.value("orphans_failed_total", kind="tap") == 1
+    assert bench.value("orphans_spared", kind="chroot") == 4
+    assert bench.value("sweeps_total") == 5
+    assert bench.value("sweep_listing_failures_total") == 6
     assert bench.value("build_info", version="1.2", coordinator="alpha") == 1
     assert bench.value("process_start_time_seconds") == BEGIN.timestamp()
 
