@@ -42,6 +42,7 @@ class HostNetwork:
         self._lock = threading.Lock()
         self._parked: set[str] | None = None
         self._guarded: frozenset[int] = frozenset()
+        self._room_left = 0
 
     def __enter__(self) -> Self:
         return self
@@ -193,9 +194,11 @@ class HostNetwork:
         Repeatable; nothing there is fine.
         """
         keep = self._may_keep(lease.tap)
-        if keep:
-            self.links.park(lease.tap)
-        self.sets.drop(lease.address)
+        try:
+            if keep:
+                self.links.park(lease.tap)
+        finally:
+            self.sets.drop(lease.address)
         if not keep:
             self.links.delete(lease.tap)
 
@@ -233,13 +236,20 @@ class HostNetwork:
         return max(0, BRIDGE_PORTS_MOST - self.links.ports(self.config.bridge)) + len(self.idle())
 
     def check_room(self) -> None:
-        """Refuse a spawn that could get no port.
+        """Refuse a spawn that could get no port; counts anew only after as many calls as there was room.
 
         Raises:
             DriverError: kind "exhausted".
         """
-        if self.room() == 0:
+        with self._lock:
+            if self._room_left > 0:
+                self._room_left -= 1
+                return
+        room = self.room()
+        if room == 0:
             raise bridge_full(self.config.bridge)
+        with self._lock:
+            self._room_left = room - 1
 
     def _drop_stray_taps(self) -> None:
         # Idle TAPs that fell off a bridge which was made again, or lost their isolation: made anew when needed.

@@ -13,6 +13,7 @@ from actors.errors import DriverError
 from infra.network.host import HostNetwork
 from infra.network.namespace import entered
 from infra.network.policy import Policy
+from infra.network.rtnetlink import set_up
 from tests.network_site import (
     ALLOWLISTED,
     OPEN_PORT,
@@ -64,6 +65,23 @@ def test_healing_twice_duplicates_nothing_and_disturbs_no_guest(
     network.provision()
     assert uncounted(site.rules()) == before
     assert [tap.name for tap in network.taps()] == [guest.lease.tap], "the probe is gone"
+
+
+def test_isolation_is_probed_with_a_tap_that_is_gone_afterwards(
+    network: HostNetwork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.probe_isolation()
+    assert network.links.taps() == []
+    assert "was not probed" not in caplog.text
+    # A kernel that takes the flag in silence and does not keep it.
+    monkeypatch.setattr("infra.network.netlink_links.rt.guard_port", lambda index: set_up(index, up=False))
+    with pytest.raises(DriverError, match="will not isolate port flt-0a2c0000") as caught:
+        network.probe_isolation()
+    assert (caught.value.kind, caught.value.transient) == ("refused", False)
+    with pytest.raises(DriverError, match="will not isolate"):
+        network.attach(lease_of(network.pool("t"), "10.44.0.2"), OPEN, 0, 0)
+    assert network.links.taps() == []
+    assert network.policies() == frozenset()
 
 
 def test_after_everything_was_lost_live_guests_get_it_back(site: NetworkSite, network: HostNetwork) -> None:
@@ -317,9 +335,9 @@ def test_when_the_bridge_is_full_a_spawn_is_refused_before_it_starts(
     network: HostNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert network.room() == 1023
-    network.check_room()
     monkeypatch.setattr("infra.network.host.BRIDGE_PORTS_MOST", 1)
     lease = lease_of(network.pool("t"), "10.44.0.2")
+    network.check_room()
     network.attach(lease, OPEN, 0, 0)
     with pytest.raises(DriverError, match="1023 ports") as caught:
         network.check_room()
