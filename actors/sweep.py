@@ -20,6 +20,7 @@ from actors.decisions.reclaim import (
 )
 from actors.errors import DriverError, Refused
 from actors.reclaiming import Leftover, Reclaiming
+from events.subjects import VM_ID
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +200,8 @@ class Sweeper:
 
 def _asked(vms: Iterable[str], ledger: Ledger) -> Iterator[tuple[str, Standing]]:
     for vm in vms:
-        yield vm, ledger.standing(vm)
+        # Whoever made something of another name, it was not us.
+        yield vm, ledger.standing(vm) if VM_ID.fullmatch(vm) else "unread"
 
 
 def say(report: Report, why: str) -> None:
