@@ -16,6 +16,9 @@ PACKAGES = {
 }
 """Commands, and the Debian package that brings each."""
 
+_MORE = {"setcap": "libcap2-bin", "sudo": "sudo"}
+"""What single tests need besides: see `need_packages`."""
+
 _DEVICES = ("/dev/kvm", "/dev/net/tun")
 
 
@@ -26,7 +29,13 @@ def need_firecracker_host() -> None:
             pytest.skip(f"this kernel has no {device}: no microVM can run here")
     if os.geteuid() != 0:
         _lack("root", "microVMs with a network need root")
-    missing = sorted({package for command, package in PACKAGES.items() if shutil.which(command) is None})
+    need_packages(*PACKAGES)
+
+
+def need_packages(*commands: str) -> None:
+    """Skip, or fail where FLEETLOG_REQUIRE says so, without the packages that bring these commands."""
+    packages = {**PACKAGES, **_MORE}
+    missing = sorted({packages[command] for command in commands if shutil.which(command) is None})
     if missing:
         _lack("packages", f"missing: apt-get install {' '.join(missing)}")
 

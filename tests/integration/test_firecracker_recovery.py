@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +26,11 @@ from infra.drivers.firecracker import teardown
 from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.drivers.firecracker.paths import Paths
 from infra.host_process import process
+from infra.network.policy import Policy
 from tests.contract.driver_rigs import Ends, wait_until
 from tests.guest.build import build_guest
 from tests.guest.halting import write_speaking_kernel
+from tests.guest.needed import need_packages
 from tests.integration.firecracker_site import NEVER, UID, Site
 
 VM = "vm-01"
@@ -396,7 +400,8 @@ def test_with_sudo_it_is_killed_as_its_own_user_and_its_files_are_taken_back_fir
     asked = log.read_text().splitlines()
     paths = Paths(site.base, VM)
     assert asked[0] == f"-n chown {UID}:{UID} {paths.overlay} {paths.vmm_log}"
-    assert f"-n chmod -R go+rX {paths.chroot}" in asked
+    assert f"-n chmod go+rwX {paths.chroot} {paths.chroot}/run {paths.socket}" in asked
+    assert paths.directory.parent.stat().st_uid == 0
     assert f"-n -u #{UID} kill -9 {handle.data['pid']}" in asked
     assert asked[-1] == f"-n chown -R 0:0 {paths.directory}"
     assert [line for line in asked if "kernel" in line or "rootfs" in line] == [], (
@@ -454,3 +459,60 @@ def test_slow_chmods_are_never_two_at_once(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "run", real)
     assert most[0] == 1
     driver.destroy(VM, placement, None, NEVER)
+
+
+JAILER_CAPABILITIES = (
+    "cap_sys_chroot,cap_setuid,cap_setgid,cap_sys_admin,cap_mknod,cap_chown,cap_dac_override,cap_fowner+ep"
+)
+UNPRIVILEGED = """
+set -e
+mount -t tmpfs -o mode=755 tmpfs /etc/sudoers.d
+cat >/etc/sudoers.d/fleetlog <<GRANTS
+daemon ALL=(root) NOPASSWD: /usr/bin/chown, /usr/bin/chmod
+daemon ALL=(nobody) NOPASSWD: /usr/bin/kill
+GRANTS
+chmod 440 /etc/sudoers.d/fleetlog
+exec setpriv --reuid daemon --regid daemon --clear-groups "$0" -m tests.integration.firecracker_unprivileged
+"""
+
+
+def test_a_coordinator_that_is_not_root_does_all_of_it_with_real_sudo(site: Site) -> None:
+    need_packages("sudo", "setcap")
+    if not all(parent.stat().st_mode & 0o001 for parent in REPOSITORY.parents):
+        pytest.skip(f"{REPOSITORY} cannot be read by another user")
+    daemon = pwd.getpwnam("daemon")
+    binaries = site.root / "binaries"
+    binaries.mkdir()
+    config = site.config()
+    for source in (config.firecracker_path, config.jailer_path):
+        shutil.copy(source, binaries)
+    subprocess.run(["setcap", JAILER_CAPABILITIES, binaries / "jailer"], check=True, timeout=30)
+    (site.root / "state").mkdir()
+    for path in (site.base, site.root / "state", site.kernel, site.rootfs):
+        os.chown(path, daemon.pw_uid, daemon.pw_gid)
+    site.changes |= {
+        "jailer_path": str(binaries / "jailer"),
+        "firecracker_path": str(binaries / "firecracker"),
+        "use_sudo": True,
+        "uid": NOBODY,
+        "gid": NOBODY,
+    }
+    placement = site.plan(site.driver(), VM)
+    site.net.attach(site.lease(VM), Policy(), NOBODY, NOBODY)
+    told = {"config": msgspec.to_builtins(site.config()), "placement": {**placement, "cgroups": []}, "vm": VM}
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", UNPRIVILEGED, sys.executable],
+        cwd=REPOSITORY,
+        input=json.dumps(told) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["found"] == ["running", "running"]
+    assert "killed after" in said["evidence"]
+    site.net.release(site.lease(VM))
+    assert site.leftovers() == []
+    assert (site.kernel.stat().st_uid, site.rootfs.stat().st_uid) == (daemon.pw_uid, daemon.pw_uid)

@@ -91,9 +91,13 @@ class Chroot:
         Commands(sudo=True).run("chown", owner, str(self.paths.overlay), str(self.paths.vmm_log))
 
     def loosen(self) -> None:
-        """Let us look into what the jailer made, as far as that goes: it keeps its directories from everybody else."""
+        """Let us reach the API socket, as far as it is there: the jailer keeps what it makes from everybody else.
+
+        To connect is to write. It opens nothing to others: the directory above the chroot is ours alone.
+        """
+        way = (self.paths.chroot, self.paths.socket.parent, self.paths.socket)
         with suppress(DriverError):
-            Commands(sudo=True).run("chmod", "-R", "go+rX", str(self.paths.chroot), timeout_s=5)
+            Commands(sudo=True).run("chmod", "go+rwX", *map(str, way), timeout_s=5)
 
     def exists(self) -> bool:
         """Tell whether any trace of it is there."""

@@ -82,7 +82,8 @@ def kill(watched: Watched, bounds: Bounds) -> None:
                 return
             raise DriverError(
                 "still-there",
-                f"{failed}; grant it in sudoers: {_user()} ALL=(#{bounds.uid}) NOPASSWD: /usr/bin/kill",
+                f"{failed}; grant it in sudoers: {_user()} ALL=(#{bounds.uid}) NOPASSWD: /usr/bin/kill, and have a "
+                f"user with uid {bounds.uid} on this host (useradd), or sudo does not know it",
                 transient=True,
             ) from failed
 
