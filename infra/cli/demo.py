@@ -74,7 +74,8 @@ def demo(ctx: click.Context, *, backend: str, keep: bool) -> int:
         console.print(Text(f"{time.monotonic() - began_s:5.1f} s  ", style="dim").append(safe(text)))
 
     try:
-        if backend == "firecracker":
+        if isinstance(play, Microvms):
+            play.prepare()  # from the namespace no package index can be reached
             enter_own_network()
         report = Demo(directory, play, tell).run()
     except NotHere as error:

@@ -37,6 +37,7 @@ GUEST_JOBS: Mapping[str, str] = {
 """The same five for the test guest, which has no shell: see tests/guest/README.md."""
 
 JAILED_USER = 30_000
+_PROGRAMS = {"ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "gcc": "gcc", "ld": "binutils"}
 
 
 class Play(Protocol):
@@ -85,11 +86,23 @@ class Microvms:
 
     jobs = (*GUEST_JOBS, MUTE)
 
-    def fleet_file(self, directory: Path) -> dict[str, Any]:
-        """Build the guest, fetch Firecracker, and return two scalers that use them."""
+    def prepare(self) -> None:
+        """Build the guest and fetch Firecracker, once: while the package index can be reached.
+
+        Raises:
+            NotHere: this host or installation cannot play it; the message says what is missing.
+        """
         for device in ("/dev/kvm", "/dev/net/tun"):
             if not Path(device).exists():
                 raise NotHere(f"microVMs need {device}, which this host does not have")
+        for program_name, package in _PROGRAMS.items():
+            if shutil.which(program_name) is None:
+                raise NotHere(f"microVMs need the program {program_name}: apt-get install {package}")
+        _sources()
+
+    def fleet_file(self, directory: Path) -> dict[str, Any]:
+        """Return two scalers that use guest and Firecracker, made ready if they are not."""
+        self.prepare()
         images = _images(directory)
         (directory / "j").mkdir()
         shared = {
@@ -122,28 +135,32 @@ def _fleet(shared: Mapping[str, Any], working: list[dict[str, Any]], mute: dict[
     }
 
 
-def _images(directory: Path) -> dict[str, str]:
-    """Put guest, root file system, Firecracker and jailer into the folder; they are the tests', which a clone has."""
+def _sources() -> dict[str, Path]:
+    """Return guest, Firecracker and jailer; they are the tests', which a clone has, and kept once made."""
     try:
         build = importlib.import_module("tests.guest.build")
         binaries = importlib.import_module("tests.guest.binaries")
-        rootfs = importlib.import_module("tests.guest.rootfs")
     except ImportError as error:
         raise NotHere(
             "the microVM demonstration needs the test guest: run it from a clone of the repository"
         ) from error
-    found = binaries.fetch_binaries()
-    paths = {
-        "firecracker_path": found.firecracker,
-        "jailer_path": found.jailer,
-        "kernel_path": build.build_guest(),
-    }
+    try:
+        found = binaries.fetch_binaries()
+        guest = build.build_guest()
+    except (binaries.FetchFailed, build.BuildFailed) as error:
+        raise NotHere(str(error)) from error
+    return {"firecracker_path": found.firecracker, "jailer_path": found.jailer, "kernel_path": guest}
+
+
+def _images(directory: Path) -> dict[str, str]:
+    """Put them and a root file system into the folder, for a jailed user to reach."""
     kept = {}
-    for key, path in paths.items():
+    for key, path in _sources().items():
         target = directory / key.removesuffix("_path")
         shutil.copy(path, target)
         target.chmod(0o755)
         kept[key] = str(target)
+    rootfs = importlib.import_module("tests.guest.rootfs")
     rootfs.make_rootfs(directory / "rootfs.ext4").chmod(0o644)
     return kept
 
