@@ -266,6 +266,10 @@ def test_a_jailer_that_fails_ends_the_wait_with_its_code_and_reason(site: Site) 
     assert "exited with code 7 before the machine ran: no such jail" in str(error)
     assert (error.kind, error.transient) == ("refused", False)
     assert time.monotonic() - began < 10
+    said = [msgspec.json.decode(line) for _, line in site.lines]
+    (line,) = [line for line in said if line["message"] == "boot failed"]
+    assert (line["exit_code"], line["signal"], line["class"], line["level"]) == (7, None, "unknown", "error")
+    assert "no such jail" in [line["message"] for line in said], "its last words are passed on"
 
 
 def test_the_real_jailers_own_words_are_told(site: Site) -> None:

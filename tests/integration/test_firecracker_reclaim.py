@@ -116,7 +116,7 @@ def test_a_sweep_without_a_log_takes_nothing(site: Site) -> None:
 def test_what_came_to_life_after_the_listing_is_not_taken_away(site: Site) -> None:
     reclaiming = FirecrackerLeftovers(site.driver())
     living = machine(site, "living")
-    (listed,) = reclaiming.leftovers()
+    (listed,) = [each for each in reclaiming.leftovers() if each.owner == site.owner]
     with pytest.raises(DriverError, match="it is not dead"):
         reclaiming.reclaim(msgspec.structs.replace(listed, life="dead"))
     assert lives(living)
@@ -138,7 +138,9 @@ def test_leftovers_say_what_is_proven_of_them(site: Site) -> None:
     die(dead)
     die(doubtful)
     Paths(site.base, "doubtful").pid_file.write_text(str(os.getpid()))
-    found = {each.vm: each for each in FirecrackerLeftovers(site.driver()).leftovers()}
+    found = {
+        each.vm: each for each in FirecrackerLeftovers(site.driver()).leftovers() if each.owner == site.owner
+    }
     assert {vm: each.life for vm, each in found.items()} == {
         "living": "alive",
         "doubtful": "doubt",
@@ -149,7 +151,6 @@ def test_leftovers_say_what_is_proven_of_them(site: Site) -> None:
     age_s = found["living"].age_s
     assert age_s is not None
     assert 0 <= age_s < 60
-    assert {each.owner for each in found.values()} == {site.owner}
     Paths(site.base, "doubtful").pid_file.write_text("0")
 
 

@@ -289,6 +289,26 @@ def test_a_process_that_is_not_provably_it_is_not_signalled_and_its_files_are_ke
     assert site.leftovers() == []
 
 
+def test_the_end_of_what_is_not_provably_it_is_not_told_as_its_end_while_it_lives(
+    site: Site, stranger: subprocess.Popen[bytes]
+) -> None:
+    driver, placement, _ = dead_machine(site)
+    stat = process.stat(stranger.pid)
+    assert stat is not None
+    data = {"pid": stranger.pid, "start_ticks": stat.start_ticks, "boot_id": placement["boot_id"]}
+    doubtful = Handle(driver="firecracker", version=1, data=data)
+    assert driver.inspect(VM, placement, doubtful).presence == "unknown"
+    ends = Ends()
+    driver.watch(VM, placement, doubtful, ends)
+    with pytest.raises(DriverError, match="not signalled without proof"):
+        driver.destroy(VM, placement, doubtful, NEVER)
+    assert (ends.told, stranger.poll()) == ([], None)
+    stranger.kill()
+    ends.wait()
+    driver.destroy(VM, placement, doubtful, NEVER)
+    assert site.leftovers() == []
+
+
 def test_another_machines_firecracker_is_not_taken_for_it(site: Site) -> None:
     driver, placement, paths = dead_machine(site)
     other_placement, other = site.spawn(driver, "vm-02")

@@ -26,6 +26,20 @@ def formed(line: str, vm: str, source: Source) -> str:
     return forwarded(line, origin)
 
 
+def boot_failed(vm: str, exit_code: int | None, what: boot_failure.Class) -> str:
+    """Return the line that says of a machine that it never ran, and how Firecracker or its jailer ended."""
+    by_signal = exit_code is not None and exit_code < 0
+    fields = {
+        "level": "error",
+        "message": "boot failed",
+        "exit_code": None if by_signal else exit_code,
+        "signal": -exit_code if by_signal and exit_code is not None else None,
+        "class": what,
+    }
+    origin = Origin(service="fleetlog", agent=vm, source="firecracker-vmm")
+    return forwarded(msgspec.json.encode(fields).decode(), origin)
+
+
 def key(vm: str, source: Source) -> str:
     """Return one word for both."""
     return f"{vm} {source}"

@@ -21,6 +21,7 @@ from infra.drivers.firecracker.chroot import Chroot
 from infra.drivers.firecracker.config import SPAWN_WIDTH, FirecrackerConfig, LabelSet
 from infra.drivers.firecracker.gate import Gate
 from infra.drivers.firecracker.host_net import HostNet
+from infra.drivers.firecracker.identity import Probe
 from infra.drivers.firecracker.overlay import Templates
 from infra.drivers.firecracker.paths import Paths
 from infra.drivers.firecracker.sighting import Sighting
@@ -29,7 +30,7 @@ from infra.file_tail import last_lines
 from infra.host_process import process
 from infra.host_process.files import keep_log, trim_logs
 from infra.host_process.output import Output
-from infra.host_process.watcher import Watcher
+from infra.host_process.watcher import Watched, Watcher
 
 log = logging.getLogger(__name__)
 HANDLE_VERSION = 1
@@ -69,6 +70,9 @@ class FirecrackerDriver:
         self._templates = Templates(config.chroot_base)
         self._turns = Turns()
         self._apis: dict[str, Api] = {}
+        self._children: set[str] = (
+            set()
+        )  # machines we started ourselves: their processes need no further proof
 
     @property
     def backend(self) -> str:
@@ -120,9 +124,19 @@ class FirecrackerDriver:
         if abort.is_set():
             raise DriverError("aborted", "called off before Firecracker was started", transient=True)
         watched = bringup.start(self._watcher, self._cgroups)
+        self._children.add(order.vm)
         api = self._apis[order.vm] = Api(found.socket, abort)
         self._follow(found)
-        bringup.configure(api, watched)
+        try:
+            bringup.configure(api, watched)
+        except DriverError:
+            if self._lines is not None and watched.end is not None and not abort.is_set():
+                code = watched.end.exit_code
+                self._lines(
+                    order.vm,
+                    console.boot_failed(order.vm, code, boot_failure.classify_file(found.serial_log)),
+                )
+            raise
         api.heed(None)
         return self._handle(order.placement, found, watched.pid, watched.start_ticks)
 
@@ -130,7 +144,7 @@ class FirecrackerDriver:
         """Say what is provable. Without a handle only a machine whose guest was started counts as running."""
         found = self._paths(vm, placement)
         try:
-            seen = sighting.look(found, placement, handle, self._watcher.get(vm))
+            seen = sighting.look(found, placement, handle, self._child(vm))
         except OSError as error:
             return Found(presence="unknown", evidence=f"the host could not be asked: {error}")
         probe, presence, evidence = seen.probe, _presence(seen), seen.evidence
@@ -154,10 +168,13 @@ class FirecrackerDriver:
             ended(Exit(exit_code=how.exit_code, detail=detail))
 
         try:
-            held = self._hold(vm, sighting.look(found, placement, handle, self._watcher.get(vm)))
+            seen = sighting.look(found, placement, handle, self._child(vm))
         except OSError as error:
-            log.warning("%s cannot be looked at, and is not watched: %s", vm, error)
-            return
+            # No evidence of an end: held by its number, so that its end is told whatever it is.
+            doubt = f"it could not be looked at: {error}"
+            seen = Sighting(Probe("unconfirmed", handle.data.get("pid"), None, doubt), ())
+        known = self._watcher.get(vm) is not None  # its exit code may wait to be told
+        held = known or (not identity.may_delete(seen.probe) and self._hold(vm, seen.probe))
         if held and found.directory.exists():
             self._follow(found)
         if not held or not self._watcher.on_end(vm, tell):
@@ -168,7 +185,7 @@ class FirecrackerDriver:
         found = self._paths(vm, placement)
         with self._turns.ending(vm):
             try:
-                seen = sighting.look(found, placement, handle, self._watcher.get(vm))
+                seen = sighting.look(found, placement, handle, self._child(vm))
                 if not identity.may_signal(seen.probe) and not identity.may_delete(seen.probe):
                     raise DriverError(
                         "still-there", f"not signalled without proof: {seen.evidence}", transient=True
@@ -238,7 +255,7 @@ class FirecrackerDriver:
     def _end(self, vm: str, found: Paths, seen: Sighting, abort: Abort) -> str:
         if not identity.may_signal(seen.probe):
             return seen.probe.detail
-        if not self._hold(vm, seen):
+        if not self._hold(vm, seen.probe):
             return "it had ended"
         watched = self._watcher.get(vm)
         assert watched is not None, "just held"
@@ -247,22 +264,27 @@ class FirecrackerDriver:
         bounds = teardown.Bounds(cfg.stop_grace_s, cfg.kill_wait_s, cfg.use_sudo, cfg.uid)
         return teardown.end(watched, api, bounds, abort)
 
-    def _hold(self, vm: str, seen: Sighting) -> bool:
-        """Hold the proven process by a pidfd if we do not yet; False when it is not there (any more)."""
+    def _child(self, vm: str) -> Watched | None:
+        return self._watcher.get(vm) if vm in self._children else None
+
+    def _hold(self, vm: str, probe: Probe) -> bool:
+        """Hold the process by a pidfd if we do not yet; False when it is not there (any more).
+
+        Held is not proven: whoever signals asks `identity.may_signal` of a fresh look.
+        """
         if self._watcher.get(vm) is not None:
             return True
-        probe = seen.probe
-        if probe.pid is None or probe.start_ticks is None or not identity.may_signal(probe):
+        if not process.legal(probe.pid) or probe.pid is None:
             return False
         pidfd = process.open_pidfd(probe.pid)
         if pidfd is None:
             return False
-        # Read again with the pidfd open: the number proven just before may have become another's in between.
-        stat = process.stat(probe.pid)
-        if stat is None or stat.start_ticks != probe.start_ticks:
+        # Read again with the pidfd open: the number looked at just before may have become another's in between.
+        again = identity.look(probe.pid, Path("/"), recorded_ticks=probe.start_ticks)
+        if identity.may_delete(again):
             os.close(pidfd)
             return False
-        self._watcher.add(vm, probe.pid, probe.start_ticks, pidfd)
+        self._watcher.add(vm, probe.pid, probe.start_ticks or again.start_ticks or 0, pidfd)
         return True
 
     def _finish(self, vm: str, found: Paths, logs: Path) -> None:
@@ -271,6 +293,7 @@ class FirecrackerDriver:
         if watched is not None:
             watched.over.wait(_COLLECT_WAIT_S)
         self._watcher.forget(vm)
+        self._children.discard(vm)
         self._close_api(vm)
         self._output.finish(console.key(vm, "firecracker-serial"))
         self._output.finish(console.key(vm, "firecracker-vmm"))
