@@ -215,7 +215,6 @@ class Site:
                     last.destroy(resource.vm, self.plan(last, resource.vm), None, NEVER)
             for driver in self.drivers:
                 driver.close()
-            last.teardown_host()
         finally:
             if self._own_segment:
                 self.segment.__exit__(None, None, None)

@@ -151,6 +151,17 @@ def test_the_jail_holds_links_of_the_images_and_what_is_its_own(site: Site) -> N
     status = Path(f"/proc/{handle.data['pid']}/status").read_text()
     assert f"Uid:\t{UID}\t{UID}" in status
     assert "CapEff:\t0000000000000000" in status
+    opened = [str(each.readlink()) for each in Path(f"/proc/{handle.data['pid']}/fd").iterdir()]
+    files = {name for name in opened if name.startswith("/") and not name.startswith("/dev/")}
+    assert files <= {
+        str(paths.serial_log),
+        str(paths.stderr_log),
+        "/vmm.log",
+        "/rootfs.ext4",
+        "/overlay.ext4",
+        "/kernel",
+    }
+    assert len([name for name in opened if name.startswith("socket:")]) <= 3, "none of ours went along"
     driver.destroy(VM, placement, handle, NEVER)
     for was, path in zip(before, (site.kernel, site.rootfs), strict=True):
         now = path.stat()
