@@ -14,6 +14,7 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
     "-ffreestanding",
+    "-fno-strict-aliasing",  # headers are read as words of other widths than they were written in
     "-fno-pic",
     "-fno-stack-protector",
     "-fcf-protection=none",

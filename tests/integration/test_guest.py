@@ -204,6 +204,13 @@ def test_an_idle_guest_takes_next_to_no_cpu(site: GuestSite) -> None:
     assert cpu_s(machine) - before_s < 0.2
 
 
+def test_a_guest_is_understood_also_when_its_card_has_used_every_buffer_before(site: GuestSite) -> None:
+    machine = site.boot(VM, "; ".join(f"print line {number}" for number in range(100)))
+    assert machine.wait() == 0
+    assert "guest: NATS is gone" not in machine.console
+    assert "line 99" in " ".join(site.lines_of(VM))
+
+
 def test_a_guest_comes_back_when_nats_does(site: GuestSite) -> None:
     machine = site.boot(VM, "wait")
     eventually(lambda: site.agents.beats_of(VM), "the guest beats")
