@@ -62,7 +62,10 @@ class Neighbours:
         vm = self.vms[kind]
         before = len(self.place.console(vm))
         self.place.tell(vm, steps)
-        wait_until(lambda: last in self.place.console(vm)[before:], f"{vm} reports {last}")
+        try:
+            wait_until(lambda: last in self.place.console(vm)[before:], f"{vm} reports {last}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said:\n{self.place.console(vm)}") from None
         return self.place.console(vm)[before:].splitlines()
 
 
