@@ -226,19 +226,27 @@ class HostActor(PooledActor):
         sweeper = self.caring.sweeper
         match task:
             case SweepNow(why=why, dry_run=dry_run):
-                report = sweeper.sweep(self._ledger, dry_run=dry_run)
-                if not dry_run:
-                    say(report, why)
-                    self.caring.done(report)
-                return report
+                return self._sweep(why, dry_run=dry_run)
             case ListLive():
                 return sweeper.live(self._ledger)
             case StopLive(vm=vm, by=by):
                 stopped = sweeper.stop(vm, self._ledger)
                 logger.warning("stop of %s asked for by %s: %s, %s", vm, by, stopped.outcome, stopped.detail)
+                if stopped.outcome == "stopped":
+                    self._sweep(f"after the stop of {vm}")  # its address is nobody's now
                 return stopped
             case ReapUnowned(vm=vm):
-                return sweeper.reap_unowned(vm, self._ledger)
+                gone = sweeper.reap_unowned(vm, self._ledger)
+                if gone:
+                    self._sweep(f"after {vm} was reaped")
+                return gone
+
+    def _sweep(self, why: str, *, dry_run: bool = False) -> Report:
+        report = self.caring.sweeper.sweep(self._ledger, dry_run=dry_run)
+        if not dry_run:
+            say(report, why)
+            self.caring.done(report)
+        return report
 
     def _set_timer(self) -> None:
         ref = self.actor_ref

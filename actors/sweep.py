@@ -83,25 +83,36 @@ class Sweeper:
         self._reach = reach
 
     def sweep(self, ledger: Ledger, *, dry_run: bool = False) -> Report:
-        """Take away what is provably ours, dead, and owed to nobody; return what was done about each."""
+        """Take away what is provably ours, dead, and owed to nobody; return what was done about each.
+
+        The host is looked at twice, and the log asked in between: what began or ended meanwhile is no orphan. That a
+        life is over, or was never begun under an id that is never used again, stays true.
+        """
         listing, unlisted = self._list()
         self._reach("reclaim.listed")
         things = [each for each, _ in listing]
-        sources = {(each.kind, each.name): source for each, source in listing}
         standing = self._standing(things, ledger)
         addresses = frozenset(each.address for each in things if each.address and each.kind in NETWORK_KINDS)
-        findings: list[Finding] = []
-        # Read after the listing: what began meanwhile is in the log before it is on the host.
         with ledger.withholding(addresses) as leased:
             known = Known(owner=self._owner, standing=standing, leased=leased, whole=not unlisted)
-            verdicts = judge(things, known)
-            self._reach("reclaim.decided")
-            for verdict in verdicts:
-                if verdict.action == "keep":
-                    continue
-                source = sources[(verdict.leftover.kind, verdict.leftover.name)]
-                findings.append(self._act(verdict, source, dry_run=dry_run))
-        return Report(findings=tuple(findings), unlisted=unlisted)
+            suspects = {_key(each.leftover) for each in judge(things, known) if each.action != "keep"}
+            if not suspects:
+                return Report(unlisted=unlisted)
+            report = self._act_on(suspects, known, dry_run=dry_run)
+        return msgspec.structs.replace(report, unlisted=tuple(dict.fromkeys((*unlisted, *report.unlisted))))
+
+    def _act_on(self, suspects: set[tuple[str, str]], known: Known, *, dry_run: bool) -> Report:
+        listing, unlisted = self._list()
+        known = msgspec.structs.replace(known, whole=known.whole and not unlisted)
+        sources = {_key(each): source for each, source in listing}
+        verdicts = judge((each for each, _ in listing), known)
+        self._reach("reclaim.decided")
+        findings = tuple(
+            self._act(verdict, sources[_key(verdict.leftover)], dry_run=dry_run)
+            for verdict in verdicts
+            if verdict.action != "keep" and _key(verdict.leftover) in suspects
+        )
+        return Report(findings=findings, unlisted=unlisted)
 
     def live(self, ledger: Ledger) -> tuple[LiveMachine, ...]:
         """Return every machine that runs here, whoever's.
@@ -184,7 +195,7 @@ class Sweeper:
         for source in self._sources:
             try:
                 for each in source.leftovers():
-                    found.setdefault((each.kind, each.name), (each, source))
+                    found.setdefault(_key(each), (each, source))
             except DriverError as error:
                 unlisted.append(str(error))
         return list(found.values()), tuple(dict.fromkeys(unlisted))
@@ -196,6 +207,10 @@ class Sweeper:
         ours = (self._owner, None)
         vms = sorted({each.vm for each in things if each.vm is not None and each.owner in ours})
         return dict(_asked(vms, ledger))
+
+
+def _key(leftover: Leftover) -> tuple[str, str]:
+    return (leftover.kind, leftover.name)
 
 
 def _asked(vms: Iterable[str], ledger: Ledger) -> Iterator[tuple[str, Standing]]:

@@ -232,7 +232,7 @@ class Coordinator:
             self.site.coordinator,
             self.data.path / "machines",
             drivers=self.hosting.drivers.values(),
-            network=None if self.hosting.trouble else self.hosting.network,
+            network=self.hosting.network,
             reach=crash.reach,
         )
         self._closers.callback(self.care.close)

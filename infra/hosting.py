@@ -157,12 +157,15 @@ class Hosting:
         if self.network is None:
             return
         held = {vm.address: vm for vm in living.values() if vm.network == self._aggregate}
-        live = [
-            (_lease(vm), policy) for vm in held.values() if (policy := self._policy(vm, address)) is not None
-        ]
         try:
-            self.network.reapply(live)
-            self._strangers = self.network.occupied() - held.keys()
+            # Without a TAP that is up there is nothing to bind, and a machine without traces takes no rules down.
+            occupied = self.network.occupied()
+            self.network.reapply(
+                (_lease(vm), policy)
+                for vm in held.values()
+                if vm.address in occupied and (policy := self._policy(vm, address)) is not None
+            )
+            self._strangers = occupied - held.keys()
         except DriverError as error:
             self.trouble = str(error)
             logger.error("the host's network could not be settled: %s", error)  # noqa: TRY400
