@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,11 +160,13 @@ class Bringup:
         code = watched.end.exit_code if watched.end is not None else None
         found = boot_failure.classify_file(self._paths.serial_log)
         boot = f" ({found})" if found != "unknown" else ""
-        killed = code is not None and code < 0
+        said = self._said()
+        killed = code is not None and code < 0 and code != -signal.SIGABRT  # by which both refuse bad input
+        busy = any(word in said.lower() for word in _BUSY)
         return DriverError(
-            "unknown" if killed else "refused",
-            f"the jailer or Firecracker {describe(code)}{boot} before the machine ran{self._said()}",
-            transient=killed,
+            "unknown" if killed else "exhausted" if busy else "refused",
+            f"the jailer or Firecracker {describe(code)}{boot} before the machine ran{said}",
+            transient=killed or busy,
         )
 
     def _said(self) -> str:
