@@ -37,10 +37,10 @@ class Server:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
         self._listener.close()
         for each in self._open:
             each.close()
-        self._thread.join(5)
 
     def _run(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -22,34 +23,49 @@ def eventually(true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_never_more_than_the_width_pass_and_the_oldest_waiter_first() -> None:
-    gate = Gate(2)
-    inside, most, order = [0], [0], list[int]()
+@pytest.mark.parametrize("width", [1, 3])
+def test_never_more_than_the_width_are_inside(width: int) -> None:
+    gate = Gate(width)
+    inside, most = [0], [0]
     go_on = threading.Event()
     lock = threading.Lock()
 
-    def work(n: int) -> None:
+    def work() -> None:
         with gate.passed(NEVER):
             with lock:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
-                order.append(n)
             assert go_on.wait(10)
             with lock:
                 inside[0] -= 1
 
-    threads = []
-    for n in range(8):
-        threads.append(threading.Thread(target=work, args=(n,)))
-        threads[-1].start()
-        eventually(lambda n=n: len(order) + len(gate._waiting) == n + 1)  # type: ignore[misc]
-    assert sorted(order) == [0, 1]
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: inside[0] == width and len(gate._waiting) == 8 - width)
     go_on.set()
     for thread in threads:
         thread.join(10)
-    assert most[0] == 2
-    assert sorted(order[2:4]) == [2, 3]
-    assert sorted(order) == list(range(8))
+    assert most[0] == width
+    assert inside[0] == 0
+
+
+def test_the_oldest_waiter_comes_first() -> None:
+    gate = Gate(1)
+    order: list[int] = []
+
+    def work(n: int) -> None:
+        with gate.passed(NEVER):
+            order.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    with gate.passed(NEVER):
+        for waiting, thread in enumerate(threads, 1):
+            thread.start()
+            eventually(partial(lambda count: len(gate._waiting) == count, waiting))
+    for thread in threads:
+        thread.join(10)
+    assert order == list(range(6))
 
 
 def test_a_place_is_given_back_on_failure_and_a_waiter_can_be_called_off() -> None:
