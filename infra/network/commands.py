@@ -4,7 +4,8 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -47,10 +48,14 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
         began = time.monotonic()
         with entered(self.namespace):
             try:
-                done = subprocess.run(
-                    command, input=stdin, capture_output=True, text=True, errors="replace",
-                    timeout=timeout_s, check=False,
-                )  # fmt: skip
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
             except FileNotFoundError as error:
                 message = (
                     f"{command[0]} is not installed (for {shlex.join(command)}); on Debian: apt-get install "
@@ -60,13 +65,44 @@ class Commands(msgspec.Struct, frozen=True, kw_only=True):
             except PermissionError as error:
                 message = f"{shlex.join(command)} cannot be started: {error.strerror}"
                 raise CommandFailed("refused", message, transient=False, stderr="", code=None) from error
+        with _closing_pipes(process):
+            try:
+                output, errors = process.communicate(stdin, timeout_s)
             except subprocess.TimeoutExpired as error:
-                tail = _tail(error.stderr or b"")
-                message = f"{shlex.join(command)} was killed at its limit of {timeout_s:g} s; stderr: {tail or '(empty)'}"
-                raise CommandFailed("timeout", message, transient=True, stderr=tail, code=None) from error
-        if done.returncode != 0:
-            raise _failed(command, done.returncode, _tail(done.stderr), time.monotonic() - began)
-        return done.stdout
+                raise _overdue(process, command, timeout_s, _tail(error.stderr or b"")) from error
+            except BaseException:
+                with suppress(PermissionError):
+                    process.kill()
+                raise
+        if process.returncode != 0:
+            raise _failed(command, process.returncode, _tail(errors), time.monotonic() - began)
+        return output
+
+
+@contextmanager
+def _closing_pipes(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+def _overdue(
+    process: subprocess.Popen[str], command: Sequence[str], timeout_s: float, tail: str
+) -> CommandFailed:
+    try:
+        process.kill()
+    except PermissionError:
+        # sudo runs as root, and only root may end it: it is left behind without anybody to listen to it.
+        ended = f"did not end within {timeout_s:g} s, and may not be killed by us"
+    else:
+        process.wait()
+        ended = f"was killed at its limit of {timeout_s:g} s"
+    message = f"{shlex.join(command)} {ended}; stderr: {tail or '(empty)'}"
+    return CommandFailed("timeout", message, transient=True, stderr=tail, code=None)
 
 
 def _failed(command: Sequence[str], code: int, stderr: str, took_s: float) -> CommandFailed:

@@ -22,6 +22,7 @@ from actors.errors import DriverError
 from infra.drivers.firecracker import teardown
 from infra.drivers.firecracker.paths import Paths
 from infra.host_process import process
+from infra.network.commands import Commands
 from infra.network.policy import Policy
 from tests.guest.needed import need_packages
 from tests.integration.firecracker_site import NEVER, UID, Site
@@ -150,7 +151,7 @@ def test_a_process_that_ended_meanwhile_needs_no_signal(site: Site) -> None:
 def test_slow_chmods_are_never_two_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sudo(site, monkeypatch)
     running, most = [0], [0]
-    real = subprocess.run
+    real = Commands.run
 
     def counted(*args: Any, **options: Any) -> Any:
         running[0] += 1
@@ -166,10 +167,10 @@ def test_slow_chmods_are_never_two_at_once(site: Site, monkeypatch: pytest.Monke
     site.changes |= {"jailer_path": str(jailer), "socket_wait_s": 0.5}
     driver = site.driver()
     placement = site.plan(driver, VM)
-    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(Commands, "run", counted)
     with suppress(DriverError):
         driver.spawn(site.order(VM, placement), threading.Event())
-    monkeypatch.setattr(subprocess, "run", real)
+    monkeypatch.setattr(Commands, "run", real)
     assert most[0] == 1
     driver.destroy(VM, placement, None, NEVER)
 

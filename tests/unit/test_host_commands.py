@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -50,6 +51,32 @@ def test_a_command_is_killed_at_its_limit() -> None:
         PLAIN.run("sleep", "30", timeout_s=0.2)
     assert time.monotonic() - began < 10
     assert (caught.value.kind, caught.value.transient) == ("timeout", True)
+
+
+def test_one_that_we_may_not_kill_is_left_behind_in_time_and_told_as_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    killed: list[subprocess.Popen[str]] = []
+
+    def refuse(process: subprocess.Popen[str]) -> None:
+        killed.append(process)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    sudo = tmp_path / "sudo"
+    sudo.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "kill", refuse)
+        began = time.monotonic()
+        with pytest.raises(
+            CommandFailed, match=r"did not end within 0\.2 s, and may not be killed"
+        ) as caught:
+            Commands(sudo=True).run("sleep", "30", timeout_s=0.2)
+        assert time.monotonic() - began < 10
+    assert (caught.value.kind, caught.value.transient) == ("timeout", True)
+    killed[0].kill()
+    killed[0].wait(10)
 
 
 def test_a_program_that_is_not_there_is_named_with_its_package(
