@@ -49,7 +49,7 @@ from infra.postgres.queries import Queries
 from infra.postgres.rows import PostgresRows
 from infra.reclaiming import HostCare
 from infra.servers import ServerOptions, Servers
-from infra.status import status_answer
+from infra.status import notes_of, status_answer
 from infra.verify import verify_host
 from infra.watch import Watch
 from projections.catalogue import VIEWS
@@ -280,7 +280,7 @@ class Coordinator:
             if state.owner == self.site.coordinator and state.slot not in self.world.drivers
         )
         for note in self.notes():
-            logger.warning("%s: bring them back until they have drained", note)
+            logger.warning("%s", note)
         taken_up = len(self.supervisor.taken_up)
         logger.info(
             "the fleet is known: %d live, %d taken up again, from the %s (%d facts replayed in %.2f s)",
@@ -365,13 +365,7 @@ class Coordinator:
 
     def notes(self) -> tuple[str, ...]:
         """Return what an operator should know and may have missed."""
-        unserved = sorted({state.scaler for state in self._unserved})
-        if not unserved:
-            return ()
-        names = ", ".join(unserved)
-        return (
-            f"{len(self._unserved)} live machines belong to scalers the fleet file no longer has: {names}",
-        )
+        return notes_of(self.hosting.lacks(), self._unserved)
 
     def verify_host(self) -> Any:
         """Compare what the log says of this host with what is on it."""

@@ -20,6 +20,8 @@ from infra.config.fleet import FleetConfig
 from infra.config.scaler import ScalerConfig
 from infra.credentials import AccountSigner
 from infra.drivers.catalogue import AgentLines, build_driver, default_host_access, policy_of
+from infra.drivers.firecracker import preflight
+from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.journal.address import NatsAddress
 from infra.network.host import HostNetwork
 from infra.network.policy import Policy
@@ -196,6 +198,20 @@ class Hosting:
             logger.warning("addresses withheld stay so, the network cannot be looked at: %s", error)
             still = self._strangers
         self._strangers = seen | still
+
+    def lacks(self) -> dict[str, tuple[str, ...]]:
+        """Return, for each scaler that cannot start machines as its host is now, why and the way out."""
+        found: dict[str, tuple[str, ...]] = {}
+        for scaler in self._microvms:
+            driver = self.drivers.get(self.rules[scaler.name].slot)
+            if not isinstance(driver, FirecrackerDriver):
+                continue
+            reasons = preflight.missing(driver.config)
+            if self.trouble:
+                reasons = (*reasons, f"the host's network is not ready: {self.trouble}")
+            if reasons:
+                found[scaler.name] = reasons
+        return found
 
     def renewer(self, slots: Mapping[str, str]) -> "Renewing":
         """Return what renews the credential of any agent here, the way its scaler's were minted."""

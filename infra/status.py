@@ -1,11 +1,13 @@
 """What a coordinator says of itself when it is asked how it is."""
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from infra.api.messages import ServerStatus, StatusAnswer, SweepTally, Unaccounted, ViewStatus
 from infra.config.fleet import digest
 from infra.reclaiming import Tally
+from projections.vm import VmState
 
 if TYPE_CHECKING:
     from infra.app import Coordinator
@@ -60,3 +62,16 @@ def _sweeps(tally: Tally) -> SweepTally:
         failed=tally.failing,
         unlisted=tally.unlistable,
     )
+
+
+def notes_of(lacks: Mapping[str, Sequence[str]], unserved: Iterable[VmState]) -> tuple[str, ...]:
+    """Return what an operator should know: scalers that cannot start machines, and machines without a scaler."""
+    notes = [f"scaler {name} is degraded, the others work: {'; '.join(why)}" for name, why in lacks.items()]
+    left = sorted(state.scaler for state in unserved)
+    if left:
+        names = ", ".join(dict.fromkeys(left))
+        notes.append(
+            f"{len(left)} live machines belong to scalers the fleet file no longer has: {names}: bring them back "
+            "until they have drained"
+        )
+    return tuple(notes)

@@ -11,10 +11,12 @@ from infra.http.server import HttpServer
 from infra.metrics.fleet_metrics import FleetMetrics
 from infra.metrics.lag import ProjectionLag
 from infra.metrics.readings import (
+    Reading,
     actor_readings,
     log_readings,
     message_readings,
     projection_readings,
+    ready_readings,
     redelivery_readings,
     resource_readings,
     scaler_readings,
@@ -53,9 +55,11 @@ class Watch:
         most = coordinator.options.config.global_max_agents
         self._log = Source("log", coordinator.journal.headroom, log_readings)
         self._views = Source("projections", lag.look, projection_readings)
+        self._lacks = Source("host parts", coordinator.hosting.lacks, self._ready)
         self._sources: tuple[Source[Any], ...] = (
             self._log,
             self._views,
+            self._lacks,
             Source("scalers", coordinator.fleet.scalers, lambda statuses: scaler_readings(statuses, most)),
             Source("servers", self._servers, server_readings),
             Source("agents", self._agents, message_readings),
@@ -69,6 +73,10 @@ class Watch:
 
     def _servers(self) -> dict[str, Any]:
         return {name: server.status for name, server in self._coordinator.servers.embedded.items()}
+
+    def _ready(self, lacks: Mapping[str, Any]) -> Iterable[Reading]:
+        scalers = self._coordinator.options.config.scalers
+        return ready_readings({scaler.name: scaler.backend for scaler in scalers}, lacks)
 
     def _agents(self) -> Mapping[tuple[str, str], int]:
         return self._coordinator.agent_door.counts()
@@ -98,4 +106,5 @@ class Watch:
             views=self._views.latest(),
             servers=self._servers(),
             failures=self.metrics.recent_failures(),
+            lacks=self._lacks.latest() or {},
         )

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infra.config.bare_metal import BareMetalLabelSet
+from infra.config.firecracker import FirecrackerScaler
 from infra.config.fleet import FleetConfig
 from infra.doctor.check import Check, fail, good, warn
+from infra.drivers.catalogue import firecracker_config
+from infra.drivers.firecracker import preflight
 from infra.host_process.cgroup import Mount
 
 _DISK_WARN_BYTES = 2 << 30
@@ -47,8 +50,10 @@ def check_cgroups(found: Sequence[Mount], own: str | None, *, root: bool) -> Che
 
 
 def check_programs(config: FleetConfig) -> Iterator[Check]:
-    """Look for the programs that label sets start."""
+    """Look for the programs that label sets start, and for all that microVMs need."""
     for scaler in config.scalers:
+        if isinstance(scaler, FirecrackerScaler):
+            yield _microvms(scaler)
         for index, label_set in enumerate(scaler.label_sets):
             if not isinstance(label_set, BareMetalLabelSet):
                 continue
@@ -60,3 +65,12 @@ def check_programs(config: FleetConfig) -> Iterator[Check]:
                 yield fail(name, f"{path} is not executable", f"chmod +x {path}")
             else:
                 yield good(name, str(path))
+
+
+def _microvms(scaler: FirecrackerScaler) -> Check:
+    name = f"microVMs of {scaler.name}"
+    settings = firecracker_config(scaler, owner="doctor", state=Path("/"), environment={}, host_access=())
+    lacking = preflight.missing(settings)
+    if lacking:
+        return fail(name, "; ".join(lacking), "put that right: until then its spawns fail")
+    return good(name, "binaries, images, devices and tools are there")

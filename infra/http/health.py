@@ -1,6 +1,7 @@
 """What `/health` says: whether the coordinator does its work, and for each problem what to do about it."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -49,15 +50,16 @@ def assess(
     views: Sequence[ViewLag] | None,
     servers: Mapping[str, Status],
     failures: Mapping[str, ScalerFailures],
+    lacks: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Health:
     """Return the health, from what is known now; asks nobody.
 
     Degraded: this coordinator cannot do its work (no connection, a log that takes no demand, a server that is
-    down), or something never heals by itself (a parked view). A view that waits and a scaler whose agents fail
-    are warnings. None stands for what did not answer lately.
+    down), or something never heals by itself (a parked view). A view that waits, a scaler whose agents fail, and
+    one that `lacks` something on its host, are warnings. None stands for what did not answer lately.
     """
     problems = [*_log_problems(connected=connected, headroom=headroom), *_server_problems(servers)]
-    warnings = _failure_warnings(failures)
+    warnings = [*_failure_warnings(failures), *_lack_warnings(lacks)]
     for view in views or ():
         if view.stage == "parked":
             where = "" if view.parked_at is None else f" at sequence {view.parked_at}"
@@ -154,4 +156,14 @@ def _failure_warnings(failures: Mapping[str, ScalerFailures]) -> list[Problem]:
             do=f"`fleetlog scaler describe {name}` has the last error",
         )
         for name, each in failures.items()
+    ]
+
+
+def _lack_warnings(lacks: Mapping[str, Sequence[str]]) -> list[Problem]:
+    return [
+        Problem(
+            what=f"scaler {name} is degraded and starts no machines: {'; '.join(why)}",
+            do="put that right; the network is looked at again at the next start, everything else at the next spawn",
+        )
+        for name, why in lacks.items()
     ]

@@ -154,6 +154,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "fleetlog_scaler_gate", "gauge", (*_SCALER, "gate"), "sampled", "1 for the gate the scaler has now."
     ),
+    Metric(
+        "fleetlog_scaler_ready",
+        "gauge",
+        _SCALER,
+        "sampled",
+        "0 when the host lacks what the scaler needs: its spawns fail, and /health and `fleetlog doctor` say why.",
+    ),
     Metric("fleetlog_log_used_bytes", "gauge", (), "sampled", "Size of the log."),
     Metric("fleetlog_log_limit_bytes", "gauge", (), "sampled", "Above this size the log takes nothing."),
     Metric(

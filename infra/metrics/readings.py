@@ -101,3 +101,10 @@ def sweep_readings(tally: Tally) -> Iterator[Reading]:
             yield Reading(metric, (kind,), count)
     yield Reading("fleetlog_sweeps_total", (), tally.sweeps)
     yield Reading("fleetlog_sweep_listing_failures_total", (), tally.unlisted)
+
+
+def ready_readings(backends: Mapping[str, str], lacks: Iterable[str]) -> Iterator[Reading]:
+    """Yield for each scaler whether its host has what it needs; `lacks` are those for which it has not."""
+    missing = frozenset(lacks)
+    for name, backend in backends.items():
+        yield Reading("fleetlog_scaler_ready", (name, backend), float(name not in missing))

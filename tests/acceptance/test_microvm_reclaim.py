@@ -287,3 +287,27 @@ def test_sweeps_without_end_take_nothing_of_what_starts_and_ends_meanwhile(place
     (sweeps,) = (each for each in status["checks"] if each["name"].startswith("sweeps of"))
     assert sweeps["status"] == "pass", sweeps
     place.settle()
+
+
+def test_a_scaler_whose_host_lacks_something_is_degraded_with_the_reason_and_the_others_work(
+    place: MicrovmPlace,
+) -> None:
+    broken = place.scaler(name="broken", kinds={"never": "wait"}) | {"kernel_path": "/no/such/kernel"}
+    place.write(place.scaler(), broken)
+    coordinator = place.start()
+    (vm,) = place.ask_for("held")
+    place.wait_phase(vm, "registered")
+    with entered(place.site.host):
+        health = coordinator.health()
+    said = [each["what"] for each in health["warnings"]]
+    assert [("broken" in each, "/no/such/kernel" in each) for each in said] == [(True, True)]
+    checks = place.ask("doctor", "--config", str(place.config), expect=1)["checks"]
+    by_name = {each["name"]: each for each in checks}
+    assert by_name["microVMs of vms"]["status"] == "pass"
+    assert by_name["microVMs of broken"]["status"] == "fail"
+    assert "/no/such/kernel" in by_name["microVMs of broken"]["detail"]
+    (note,) = (each for each in checks if each["detail"].startswith("scaler broken is degraded"))
+    assert note["status"] == "warn"
+    place.tell(vm, "exit 0")
+    place.wait_all_reaped()
+    place.settle()

@@ -19,6 +19,7 @@ from infra.metrics.readings import (
     actor_readings,
     log_readings,
     message_readings,
+    ready_readings,
     redelivery_readings,
     resource_readings,
     scaler_readings,
@@ -126,6 +127,7 @@ def test_every_source_is_exported_as_what_it_says() -> None:
     publish("consumers", redelivery_readings({"provisioner": 3}))
     publish("actors", actor_readings(1))
     publish("host", resource_readings([Resource(kind="cgroup", name=n, vm=None, owner=None) for n in "ab"]))
+    publish("host parts", ready_readings({"small": "bare-metal"}, {"small": ("no kvm",)}))
     publish(
         "sweeps",
         sweep_readings(
@@ -166,6 +168,7 @@ def test_every_source_is_exported_as_what_it_says() -> None:
     assert bench.value("orphans_failed_total", kind="tap") == 1
     assert bench.value("orphans_spared", kind="chroot") == 4
     assert bench.value("sweeps_total") == 5
+    assert bench.value("scaler_ready", **small) == 0
     assert bench.value("sweep_listing_failures_total") == 6
     assert bench.value("build_info", version="1.2", coordinator="alpha") == 1
     assert bench.value("process_start_time_seconds") == BEGIN.timestamp()
