@@ -77,6 +77,10 @@ def decode(payload: bytes | memoryview, sequence: int) -> Recorded:
         return _decode_older(payload, sequence, error)
     except msgspec.DecodeError as error:
         raise Malformed(f"sequence {sequence}: not JSON: {error}") from error
+    return _recorded(form, form.event, sequence)
+
+
+def _recorded(form: Form | RawForm, event: AnyEvent | Unknown, sequence: int) -> Recorded:
     return Recorded(
         sequence=sequence,
         aggregate=form.aggregate,
@@ -87,7 +91,7 @@ def decode(payload: bytes | memoryview, sequence: int) -> Recorded:
         cause=form.cause,
         correlation=form.correlation,
         attempt=form.attempt,
-        event=form.event,
+        event=event,
     )
 
 
@@ -109,18 +113,7 @@ def _decode_older(payload: bytes | memoryview, sequence: int, first: Exception) 
         raise Malformed(f"sequence {sequence}: {tag}: {first}") from first
     else:
         event = Unknown(tag=str(tag), raw=bytes(form.event))
-    return Recorded(
-        sequence=sequence,
-        aggregate=form.aggregate,
-        version=form.version,
-        at=form.at,
-        writer=form.writer,
-        epoch=form.epoch,
-        cause=form.cause,
-        correlation=form.correlation,
-        attempt=form.attempt,
-        event=event,
-    )
+    return _recorded(form, event, sequence)
 
 
 def recorded_as_form(fact: Recorded) -> bytes:

@@ -277,11 +277,8 @@ def test_a_host_that_rebooted_has_lost_its_machines_and_says_so() -> None:
     simulation.check_nothing_left()
 
 
-def test_a_verdict_another_process_appended_is_carried_out_by_who_has_the_duty() -> None:
-    simulation = Simulation(12)
-    simulation.demand("small")
-    simulation.settle()
-    (vm,) = simulation.running()
+def _condemn_elsewhere(simulation: Simulation, vm: str) -> None:
+    """Append a verdict as another process would."""
     last = simulation.journal.read(f"vm.{vm}")[-1]
     verdict = NewFact(
         aggregate=f"vm.{vm}",
@@ -298,6 +295,14 @@ def test_a_verdict_another_process_appended_is_carried_out_by_who_has_the_duty()
         facts=(verdict,),
     )
     simulation.journal.append(decision, lambda _: None)
+
+
+def test_a_verdict_another_process_appended_is_carried_out_by_who_has_the_duty() -> None:
+    simulation = Simulation(12)
+    simulation.demand("small")
+    simulation.settle()
+    (vm,) = simulation.running()
+    _condemn_elsewhere(simulation, vm)
     simulation.world.router.foreign(simulation.journal.read(f"vm.{vm}")[-1])
     simulation.settle()
     simulation.check_nothing_left()
@@ -309,22 +314,7 @@ def test_a_verdict_is_carried_out_after_a_restart_too() -> None:
     simulation.demand("small")
     simulation.settle()
     (vm,) = simulation.running()
-    last = simulation.journal.read(f"vm.{vm}")[-1]
-    verdict = NewFact(
-        aggregate=f"vm.{vm}",
-        version=last.version + 1,
-        expected_sequence=last.sequence,
-        event=Condemned(reason="operator", evidence="asked while its coordinator was down"),
-    )
-    decision = Decision(
-        attempt="f" * 32,
-        at=simulation.clock.now(),
-        writer="c2",
-        cause="operator:x",
-        correlation="x",
-        facts=(verdict,),
-    )
-    simulation.journal.append(decision, lambda _: None)
+    _condemn_elsewhere(simulation, vm)
     simulation.crash()
     simulation.settle()
     simulation.check_nothing_left()
