@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ class Site:
         self.label_changes: dict[str, Any] = {}
         self.drivers: list[FirecrackerDriver] = []
         self.leases: dict[str, Lease] = {}
+        self._pids: list[int] = []
         self._hosts = itertools.count(int(self.segment.gateway) + 100)
 
     def config(self) -> FirecrackerConfig:
@@ -164,7 +166,9 @@ class Site:
 
     def spawn(self, driver: FirecrackerDriver, vm: str, **environment: str) -> tuple[dict[str, Any], Handle]:
         placement = self.plan(driver, vm)
-        return placement, driver.spawn(self.order(vm, placement, None, **environment), threading.Event())
+        handle = driver.spawn(self.order(vm, placement, None, **environment), threading.Event())
+        self._pids.append(handle.data["pid"])
+        return placement, handle
 
     def processes(self) -> list[int]:
         """Return the jailers and Firecrackers of this site, found by their command lines and roots."""
@@ -215,6 +219,9 @@ class Site:
                     last.destroy(resource.vm, self.plan(last, resource.vm), None, NEVER)
             for driver in self.drivers:
                 driver.close()
+            for pid in self._pids:  # a test may have closed the driver that would have collected it
+                with suppress(ChildProcessError):
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
         finally:
             if self._own_segment:
                 self.segment.__exit__(None, None, None)
