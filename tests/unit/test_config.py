@@ -33,7 +33,7 @@ def test_the_examples_load_clean() -> None:
     assert report.problems == ()
     assert report.warnings == ()
     assert report.config is not None
-    assert [scaler.name for scaler in report.config.scalers] == ["metal-linux", "gpu-box"]
+    assert [scaler.name for scaler in report.config.scalers] == ["metal-linux", "gpu-box", "microvms"]
 
 
 def test_a_small_file_gets_the_defaults(write: Write) -> None:
