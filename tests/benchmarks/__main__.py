@@ -19,7 +19,7 @@ from infra.collector import collect_seldom
 from tests.benchmarks.figures import Figure, table, with_figures
 from tests.benchmarks.stage import FULL, QUICK, Stage, say
 
-NAMES = ("append", "replay", "boot", "demand", "memory", "network")
+NAMES = ("append", "replay", "boot", "demand", "memory", "network", "microvm")
 README = Path(__file__).with_name("README.md")
 
 

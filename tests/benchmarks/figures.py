@@ -25,6 +25,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     baseline_name: str = ""
     paired_ratio: float | None = None  # of rounds that took turns: the median of their own ratios
     ratio_at_least: float | None = None
+    ratio_at_most: float | None = None
     value_below: float | None = None
     spread: tuple[float, float] | None = None
     scripted: bool = False
@@ -41,6 +42,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the target in words, empty when there is none."""
         if self.ratio_at_least is not None:
             return f"ratio >= {self.ratio_at_least:g}"
+        if self.ratio_at_most is not None:
+            return f"ratio <= {self.ratio_at_most:g}"
         return "" if self.value_below is None else f"< {self.value_below:g} {self.unit}"
 
     @property
@@ -48,6 +51,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Tell whether the target is met; empty when there is none."""
         if self.ratio_at_least is not None:
             return "yes" if self.ratio is not None and self.ratio >= self.ratio_at_least else "NO"
+        if self.ratio_at_most is not None:
+            return "yes" if self.ratio is not None and self.ratio <= self.ratio_at_most else "NO"
         if self.value_below is not None:
             return "yes" if self.value < self.value_below else "NO"
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from events.envelope import Recorded
 from infra.clock import SystemClock
@@ -41,6 +42,13 @@ def figure(value: float, *, ratio_at_least: float | None = None, value_below: fl
 def test_a_target_on_the_ratio_is_met_from_the_ratio_on() -> None:
     assert figure(7.0, ratio_at_least=0.7).met == "yes"
     assert figure(6.99, ratio_at_least=0.7).met == "NO"
+
+
+def test_a_target_may_also_be_a_ratio_not_to_exceed() -> None:
+    met, missed = replace(figure(12.5), ratio_at_most=1.25), replace(figure(12.51), ratio_at_most=1.25)
+    assert (met.met, missed.met) == ("yes", "NO")
+    assert replace(met, baseline=None).met == "NO"
+    assert met.target == "ratio <= 1.25"
 
 
 def test_a_target_on_the_value_is_met_below_it_only() -> None:
