@@ -37,7 +37,7 @@ from events.vm import (
     Spawned,
     SpawnStarted,
 )
-from infra.api.door import ApiDoor, Knowledge
+from infra.api.door import ApiDoor, Care, Knowledge
 from infra.api.messages import HostDifference, ServerStatus, StatusAnswer
 from infra.cli.main import main
 from infra.ids import SystemIds
@@ -124,6 +124,7 @@ class ApiSite:
         self.connection = NatsConnection(self.address, name="test")
         self.door = ScriptedDoor()
         self.differences: tuple[HostDifference, ...] = ()
+        self.care: Care | None = None
         self.at = wall_time(-3600)
         self._ends: dict[str, tuple[int, int]] = {}
 
@@ -139,6 +140,7 @@ class ApiSite:
             status=self._status,
             explain=lambda labels, exclude: explain((SMALL,), labels, exclude),
             verify_host=lambda: self.differences,
+            care=self.care,
             host="alpha-host",
         )
         door = ApiDoor(
