@@ -109,7 +109,7 @@ class Api:
             if hopeless() or time.monotonic() >= deadline:
                 return False
             time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
-            pause_s = min(pause_s * 1.3, interval_s)
+            pause_s = min(pause_s * 1.1, interval_s)
         return False
 
     def call(self, *requests: Request) -> list[Answer]:
