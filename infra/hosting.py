@@ -19,12 +19,12 @@ from infra.config.firecracker import FirecrackerScaler
 from infra.config.fleet import FleetConfig
 from infra.config.scaler import ScalerConfig
 from infra.credentials import AccountSigner
-from infra.drivers.catalogue import AgentLines, build_driver, default_host_access, policy_of
+from infra.drivers.catalogue import AgentLines, build_driver, policy_of
 from infra.drivers.firecracker import preflight
 from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.journal.address import NatsAddress
 from infra.network.host import HostNetwork
-from infra.network.policy import Policy
+from infra.network.policy import Policy, default_host_access
 from projections.vm import VmState
 
 logger = logging.getLogger("fleetlog.hosting")
@@ -136,7 +136,7 @@ class Hosting:
         return address.url
 
     def _host_access(self, scaler: ScalerConfig, address: NatsAddress) -> tuple[str, ...]:
-        return default_host_access(self._nats_url(scaler, address), self.config.microvm_network.gateway)
+        return default_host_access(self.config.microvm_network.gateway, self._nats_url(scaler, address))
 
     # What the actors ask.
 

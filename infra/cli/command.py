@@ -72,6 +72,7 @@ class MainGroup(LateGroup):
         **extra: Any,
     ) -> Any:
         """Run, and exit."""
+        _find_system_programs()
         given = list(sys.argv[1:] if args is None else args)
         as_json = _wants_json(given)
         try:
@@ -101,6 +102,13 @@ class MainGroup(LateGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _find_system_programs() -> None:
+    """Look for programs in the system's folders as well: Debian leaves them out of the PATH of plain users."""
+    known = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    more = [folder for folder in ("/usr/sbin", "/sbin") if folder not in known]
+    os.environ["PATH"] = os.pathsep.join([*known, *more])
 
 
 def _wants_json(args: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ from infra.cli.command import LateGroup, with_session
 from infra.cli.exits import CliError, ExitCode
 from infra.cli.session import Session
 from infra.config.backends import WITH_SCRIPTED
+from infra.config.firecracker import FirecrackerScaler
 from infra.config.load import load
 from infra.config.microvm_network import MicrovmNetwork, MicrovmNetworkForm, read_network
 from infra.network.host import HostNetwork
@@ -64,12 +65,22 @@ def with_network(
     def run(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> int:
         options: dict[str, Any] = {name: kwargs.pop(name) for name in Given.__struct_fields__}
         given = Given(**options)
-        with HostNetwork(settings(given), sudo=given.sudo, etc=given.etc.absolute()) as network:
+        with HostNetwork(
+            settings(given), sudo=given.sudo or _file_says_sudo(given), etc=given.etc.absolute()
+        ) as network:
             return function(session, network, *args, **kwargs)
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
+
+
+def _file_says_sudo(given: Given) -> bool:
+    """Tell whether a scaler of the file that uses this network does so through sudo."""
+    if given.config is None:
+        return False
+    scalers = load(given.config, given.config_dir, WITH_SCRIPTED).scalers
+    return any(isinstance(scaler, FirecrackerScaler) and scaler.use_sudo for scaler in scalers)
 
 
 def settings(given: Given) -> MicrovmNetwork:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from actors.driver import Driver
 from infra.config.bare_metal import BareMetalScaler
@@ -29,7 +28,6 @@ AgentLines = Callable[[str, str], None]
 FORWARDED_PREFIX = "FLEETLOG_AGENT_ENV_"
 """`FLEETLOG_AGENT_ENV_NAME` in the coordinator's environment is `NAME` in every agent's."""
 
-NATS_PORT = 4222
 _GATE = Gate(SPAWN_WIDTH)
 """One for the process: the width is the host's, however many scalers there are."""
 
@@ -48,7 +46,7 @@ def build_driver(
     """Return the driver of a scaler; all it keeps is below `state`, which scalers of one backend share.
 
     `net` is the host's network, for microVMs; `host_access` is what a machine reaches of its host where its label set
-    does not say: see `default_host_access`.
+    does not say: see `infra.network.policy.default_host_access`.
     """
     match scaler:
         case BareMetalScaler():
@@ -72,12 +70,6 @@ def build_driver(
             return ScriptedDriver(owner=owner, backend="scripted", reach=reach)
         case _:
             raise AssertionError(f"scaler {scaler.name} has backend {scaler.backend}, which no driver serves")
-
-
-def default_host_access(nats_url: str, gateway: str) -> tuple[str, ...]:
-    """Return what a microVM reaches of its host unless told otherwise: DNS at the gateway, and NATS' port."""
-    parts = urlsplit(nats_url)
-    return (f"{gateway}:53", f"*:{parts.port or NATS_PORT}")
 
 
 def policy_of(scaler: FirecrackerScaler, labels: tuple[str, ...], host_access: tuple[str, ...]) -> Policy:

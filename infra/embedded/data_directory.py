@@ -37,8 +37,14 @@ class DataDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
-        self._make_or_check()
-        self._lock = self._take_lock()
+        try:
+            self._make_or_check()
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise DataDirectoryRefused(
+                f"data directory {self.path} cannot be used: {error.strerror or error}; make it ours to write in, "
+                "or choose another with --data-dir"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -96,3 +96,8 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     with pytest.raises(DataDirectoryRefused, match="is not a folder"):
         DataDirectory(tmp_path / "data")
+
+
+def test_a_place_nobody_can_make_a_folder_in_is_refused_by_name() -> None:
+    with pytest.raises(DataDirectoryRefused, match=r"/proc/fleetlog cannot be used: .*--data-dir"):
+        DataDirectory(Path("/proc/fleetlog"))

@@ -9,8 +9,8 @@ import pytest
 from infra.config.extra_hosts import parse_entry
 from infra.config.firecracker import FirecrackerScaler
 from infra.config.load import check, load
-from infra.drivers.catalogue import default_host_access, firecracker_config
-from infra.network.policy import Policy
+from infra.drivers.catalogue import firecracker_config
+from infra.network.policy import Policy, default_host_access
 from tests.unit.fleet_files import fleet, lines, only
 
 REQUIRED = {
@@ -143,4 +143,4 @@ def test_the_driver_gets_what_the_file_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_machine_reaches_dns_and_nats_of_its_host_by_default(url: str, expected: tuple[str, ...]) -> None:
-    assert default_host_access(url, "10.0.0.1") == expected
+    assert default_host_access("10.0.0.1", url) == expected
