@@ -6,25 +6,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from actors.errors import LogUnavailable
 from actors.ports import Decision, NotAppended, Outcome
 from events import subjects
 from events.codec import encode
-from infra.journal.address import ConnectionRefusedByServer
 from infra.journal.commit import Committer
 from infra.journal.exchange import Connect, Exchange
 from infra.journal.form import FACTS_MAX, check_decision, form_of
-from infra.journal.headroom import demand_limit
 from infra.journal.messages import HEADER_BYTES_MAX, Entry
-from infra.journal.stream import FACT_BYTES_MAX, LogRefused, StreamState, stream_state
-from infra.journal.wire import WireLost
+from infra.journal.room import Room
+from infra.journal.stream import FACT_BYTES_MAX
 
 _log = logging.getLogger("fleetlog.journal")
 _FEW = 8
 """Up to so many facts go as plain publishes: each costs a sync (0.3 ms), a batch 2.4 ms whatever its size."""
 _QUEUED_FACTS_MAX = 100_000
 _IDLE_S = 30.0
-_MEASURED_EVERY_S = 1.0
 
 
 class Appender:
@@ -41,35 +37,34 @@ class Appender:
         *,
         ack_timeout_s: float,
         deadline_s: float,
-        live_machines: Callable[[], int],
+        room: Room,
+        name: str = "",
         queued_facts_max: int = _QUEUED_FACTS_MAX,
     ) -> None:
         self._exchange = Exchange(connect, ack_timeout_s=ack_timeout_s)
         self._hurry = threading.Event()
         self._committer = Committer(self._exchange, cluster, self._wait)
-        self._cluster = cluster
         self._deadline_s = deadline_s
-        self._live_machines = live_machines
+        self._room = room
         self._queued_facts_max = queued_facts_max
         self._queue: deque[Entry] = deque()
         self._queued_facts = 0
         self._busy = False
         self._closed = False
         self._changed = threading.Condition()
-        self._measured: StreamState | None = None
-        self._measured_at = 0.0
-        self._added_bytes = 0
-        self._thread = threading.Thread(target=self._run, name="journal appender", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"journal appender {name}".strip(), daemon=True
+        )
         self._thread.start()
 
     def append(self, decision: Decision, done: Callable[[Outcome], None]) -> None:
         """Queue a decision; see the port."""
         check_decision(decision)
-        payloads = tuple(encode(form_of(decision, fact)) for fact in decision.facts)
-        for payload, fact in zip(payloads, decision.facts, strict=True):
-            assert len(payload) + HEADER_BYTES_MAX <= FACT_BYTES_MAX, (
-                f"{fact.aggregate}: {len(payload)} bytes"
-            )
+        payloads = tuple([encode(form_of(decision, fact)) for fact in decision.facts])
+        longest = max(map(len, payloads))
+        assert longest + HEADER_BYTES_MAX <= FACT_BYTES_MAX, (
+            f"{decision.facts[0].aggregate}: a fact of {longest} bytes"
+        )
         entry = Entry(decision, payloads, done, time.monotonic() + self._deadline_s)
         with self._changed:
             if self._closed:
@@ -83,15 +78,16 @@ class Appender:
                 return
         done(NotAppended(code="unavailable", detail=refusal, stored=False))
 
-    def measure_again(self) -> None:
-        """Look how full the log is before the next append."""
-        self._measured = None
-
-    def close(self, timeout_s: float) -> None:
-        """Take no more, wait for what is queued within `timeout_s`, then refuse the rest. Repeatable."""
+    def take_no_more(self) -> None:
+        """Refuse what comes from now on; what is queued goes on. Repeatable."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """Take no more, wait for what is queued within `timeout_s`, then refuse the rest. Repeatable."""
+        self.take_no_more()
+        with self._changed:
             self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
             left = list(self._queue)
             self._queue.clear()
@@ -144,44 +140,20 @@ class Appender:
             outcomes = self._committer.pipelined(group)
         else:
             outcomes = self._committer.batch(group)
-        for entry, outcome in zip(group, outcomes, strict=True):
-            if not isinstance(outcome, NotAppended):
-                self._added_bytes += entry.stored_bytes
+        told = list(zip(group, outcomes, strict=True))
+        self._room.settle(group, (entry for entry, outcome in told if not isinstance(outcome, NotAppended)))
+        for entry, outcome in told:
             _tell(entry, outcome)
 
     def _with_room(self, group: list[Entry]) -> list[Entry]:
         """Refuse what demand may not use any more; the rest is for ending lives."""
-        state = self._state()
-        if state is None or all(entry.decision.teardown for entry in group):
-            return group
-        limit = demand_limit(state.limit_bytes, self._live_machines())
-        used = state.used_bytes + self._added_bytes
-        taken = []
-        for entry in group:
-            used += entry.stored_bytes
-            if entry.decision.teardown or used <= limit:
-                taken.append(entry)
-                continue
-            detail = (
-                f"the log has {state.used_bytes} of {state.limit_bytes} bytes and the rest is kept for ending lives; "
-                "raise its limit with `fleetlog log resize`"
-            )
-            _tell(entry, NotAppended(code="full", detail=detail, stored=False))
+        taken, refusal = self._room.take(group, self._exchange)
+        if len(taken) < len(group):
+            places = {id(entry) for entry in taken}
+            for entry in group:
+                if id(entry) not in places:
+                    _tell(entry, NotAppended(code="full", detail=refusal, stored=False))
         return taken
-
-    def _state(self) -> StreamState | None:
-        """Return how full the log is, at most a second old and with what was added since; None: nobody answers."""
-        now = time.monotonic()
-        if self._measured is None or now - self._measured_at >= _MEASURED_EVERY_S:
-            self._measured_at = now
-            try:
-                self._measured = stream_state(
-                    self._exchange.wire(), self._cluster, self._exchange.ack_timeout_s
-                )
-                self._added_bytes = 0
-            except (WireLost, LogUnavailable, ConnectionRefusedByServer, LogRefused):
-                self._exchange.drop()  # the append itself says what is wrong
-        return self._measured
 
 
 def _touched(decision: Decision) -> set[str]:

@@ -1,7 +1,7 @@
 """How decisions travel: one protocol message for each fact, with the headers that guard it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.ports import Decision, Outcome
 from events import subjects
@@ -22,7 +22,7 @@ STORED_OVERHEAD_BYTES = 400
 """What a fact takes in the stream beside its payload, for estimates between two looks at the server's count."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """A decision on its way, its facts encoded, and until when it is tried."""
 
@@ -32,11 +32,11 @@ class Entry:
     deadline: float
     in_doubt: bool = False
     """A try was lost on the way: it may have been stored, or may yet be."""
+    stored_bytes: int = field(init=False)
+    """About what it takes in the stream."""
 
-    @property
-    def stored_bytes(self) -> int:
-        """About what it takes in the stream."""
-        return sum(len(payload) + STORED_OVERHEAD_BYTES for payload in self.payloads)
+    def __post_init__(self) -> None:
+        self.stored_bytes = sum(map(len, self.payloads)) + STORED_OVERHEAD_BYTES * len(self.payloads)
 
 
 def single(prefix: str, entry: Entry, reply: str, *, with_id: bool) -> bytes:

@@ -7,16 +7,16 @@ from datetime import datetime
 from actors.ports import Decision, Headroom, Outcome
 from events.envelope import Recorded
 from infra.journal.address import NatsAddress
-from infra.journal.appender import Appender
 from infra.journal.following import Follow
 from infra.journal.headroom import demand_limit
+from infra.journal.lanes import Lanes
 from infra.journal.reading import Reader, Wires
 from infra.journal.stream import DEFAULT_LIMIT_BYTES, StreamState, durable_consumers, open_stream, resize
 from infra.journal.wire import Wire
 
 
 class NatsJournal:
-    """See `actors.ports.Journal`. Blocking sockets and two kinds of threads: one that appends, one for each follow.
+    """See `actors.ports.Journal`. Blocking sockets and two kinds of threads: two that append, one for each follow.
 
     `limit_bytes` and `replicas` count when the stream is made; later `resize` does. An append is tried for
     `deadline_s`, an acknowledgement waited for `ack_timeout_s`, a read for `read_timeout_s` since its last progress.
@@ -55,7 +55,7 @@ class NatsJournal:
             self.opened: StreamState = open_stream(
                 wire, cluster, limit_bytes=limit_bytes, replicas=replicas, timeout_s=read_timeout_s
             )
-        self._appender = Appender(
+        self._lanes = Lanes(
             self._connect,
             cluster,
             ack_timeout_s=ack_timeout_s,
@@ -65,7 +65,7 @@ class NatsJournal:
 
     def append(self, decision: Decision, done: Callable[[Outcome], None]) -> None:
         """Queue a decision; see the port."""
-        self._appender.append(decision, done)
+        self._lanes.append(decision, done)
 
     def read(self, aggregate: str, after_version: int = 0) -> tuple[Recorded, ...]:
         """Return the aggregate's facts; see the port."""
@@ -103,7 +103,7 @@ class NatsJournal:
         """
         with self._wires.one() as wire:
             state = resize(wire, self.cluster, limit_bytes, self._read_timeout_s)
-        self._appender.measure_again()
+        self._lanes.measure_again()
         return self._headroom(state)
 
     def redeliveries(self) -> dict[str, int]:
@@ -117,7 +117,7 @@ class NatsJournal:
 
     def close(self) -> None:
         """Wait for queued appends within the deadline, end follows and reads. Repeatable."""
-        self._appender.close(self._deadline_s)
+        self._lanes.close(self._deadline_s)
         with self._lock:
             follows, self._follows = self._follows, []
         for follow in follows:

@@ -141,7 +141,8 @@ def test_without_any_acknowledgement_the_writer_is_told_unknown_and_finds_it_by_
 ) -> None:
     journal = rig.another(deadline_s=1.0, ack_timeout_s=0.3)
     for decision in (first("vm.one"), decide(fact("vm.two", 1, 0), fact("vm.three", 1, 0))):
-        appended(journal, first(f"{decision.facts[0].aggregate}-before"))
+        # As many facts: one and several travel on wires of their own, and this one has to be open.
+        appended(journal, decide(*(fact(f"{one.aggregate}-before", 1, 0) for one in decision.facts)))
         rig.proxy.swallowing.set()
         unknown = refused(append(journal, decision))
         assert (unknown.code, unknown.stored) == ("unavailable", None)
@@ -149,7 +150,7 @@ def test_without_any_acknowledgement_the_writer_is_told_unknown_and_finds_it_by_
         eventually(rig.journal.headroom, "reads work again")
         found = appended(journal, decision)
         assert rig.journal.read(decision.facts[0].aggregate) == found.facts[:1]
-    assert rig.journal.headroom().facts == 5
+    assert rig.journal.headroom().facts == 6
 
 
 def test_past_the_dedup_window_a_retry_is_found_by_reading_back(rig: NatsRig) -> None:
@@ -257,7 +258,7 @@ def test_two_journals_crowding_the_same_aggregates_store_each_version_once(rig: 
 
 
 def test_a_full_queue_is_answered_at_once(rig: NatsRig) -> None:
-    rig.journal._appender._queued_facts_max = 5
+    rig.journal._lanes.single._queued_facts_max = 5
     rig.down()
     told = Told()
     decisions = [first(f"vm.{number}") for number in range(20)]
@@ -269,6 +270,30 @@ def test_a_full_queue_is_answered_at_once(rig: NatsRig) -> None:
     assert "wait to be appended" in early[0].detail
     rig.up()
     told.all(decisions)
+
+
+def test_a_single_fact_does_not_wait_behind_a_decision_of_several(rig: NatsRig) -> None:
+    journal = rig.another(ack_timeout_s=2.0, deadline_s=20.0)
+    appended(journal, decide(fact("vm.one", 1, 0), fact("vm.two", 1, 0)))
+    rig.lose_next_ack()
+    told, several = Told(), decide(fact("vm.three", 1, 0), fact("vm.four", 1, 0))
+    journal.append(several, told.of(several))
+    appended(journal, first("vm.quick"))
+    assert not told.outcomes, "it is answered while the other still waits for its acknowledgement"
+    assert isinstance(told.all([several])[0], Appended)
+
+
+def test_closing_waits_for_both_kinds_of_decisions_and_takes_no_more(rig: NatsRig) -> None:
+    journal = rig.another()
+    told = Told()
+    decisions = [first(f"vm.{number}") for number in range(200)]
+    decisions += [decide(fact(f"vm.a{n}", 1, 0), fact(f"vm.b{n}", 1, 0)) for n in range(200)]
+    for decision in decisions:
+        journal.append(decision, told.of(decision))
+    journal.close()
+    assert all(isinstance(outcome, Appended) for outcome in told.all(decisions))
+    for late in (first("vm.late"), decide(fact("vm.later", 1, 0), fact("vm.latest", 1, 0))):
+        assert refused(append(journal, late)).detail == "the journal is closed"
 
 
 def test_a_stream_filled_by_batches_holds_whole_decisions_only(rig: NatsRig) -> None:
