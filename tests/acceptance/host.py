@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,15 +38,18 @@ def processes_of(place: Path) -> dict[int, str]:
 
 def cgroups_of(owner: str) -> list[str]:
     """Return the agents' cgroups of one coordinator, in every hierarchy."""
-    found: list[str] = []
+    return [str(path) for folder in _levels(owner) for path in folder.iterdir() if path.is_dir()]
+
+
+def _levels(owner: str) -> Iterator[Path]:
+    """Yield the owner's levels; cgroups of others come and go meanwhile, which `glob` does not forgive."""
     for mount in (*mounts("cgroup2"), *mounts("cgroup")):
-        for folder in mount.point.glob(f"**/fleetlog/{owner}"):
-            found += [str(path) for path in folder.iterdir() if path.is_dir()]
-    return found
+        for folder, names, _ in os.walk(mount.point):
+            if Path(folder).name == "fleetlog" and owner in names:
+                yield Path(folder) / owner
 
 
 def remove_cgroup_level(owner: str) -> None:
     """Remove the emptied level that coordinators keep for their agents."""
-    for mount in (*mounts("cgroup2"), *mounts("cgroup")):
-        for folder in mount.point.glob(f"**/fleetlog/{owner}"):
-            folder.rmdir()
+    for folder in _levels(owner):
+        folder.rmdir()

@@ -36,6 +36,9 @@ class Site:
             stop_grace_s=0.3,
         )
         self.drivers: list[BareMetalDriver] = []
+        self._before = {
+            child.pid for child in psutil.Process().children(recursive=True)
+        }  # servers of other tests
 
     def script(self, text: str) -> None:
         """Let the agent be this shell script."""
@@ -109,8 +112,8 @@ class Site:
 
     def assert_no_process_is_left(self) -> None:
         """Look at all processes of the host."""
-        nurseries = [driver.nursery_pid for driver in self.drivers]
-        assert [p for p in psutil.Process().children(recursive=True) if p.pid not in nurseries] == []
+        known = {*self._before, *(driver.nursery_pid for driver in self.drivers)}
+        assert [p for p in psutil.Process().children(recursive=True) if p.pid not in known] == []
         strays = [
             p.info
             for p in psutil.process_iter(["pid", "cmdline"])
