@@ -114,7 +114,8 @@ class BackendActor(Aggregate):
 
     def _end_idle(self) -> None:
         """End what has no agent yet; a registered agent has a job and finishes it."""
-        for vm, slot in self.state.slots.items():
+        for vm in sorted(self.state.slots):
+            slot = self.state.slots[vm]
             if not slot.registered and not slot.ended:
                 end = End(reason="drain", detail=f"scaler {self.rules.name} is draining")
                 self.world.router.tell_vm(vm, Call(end, cause=f"{self.rules.slot}:{self.state.version}"))

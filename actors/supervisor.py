@@ -292,7 +292,7 @@ class Supervisor:
         state = BackendState()
         for fact in self.world.journal.read(slot):
             state = backend.evolve(state, fact.event, fact)
-        for vm in list(state.slots):
+        for vm in sorted(state.slots):
             for fact in self.world.journal.read(subjects.vm(vm)):
                 state = backend.evolve_vm(state, fact.event, fact)
         return state
@@ -312,7 +312,7 @@ class Supervisor:
         state = self._fold_backend(rules.slot)
         self._start_backend(rules.slot, rules, state)
         self._tell_again((rules.slot,), state)
-        for vm in state.slots:
+        for vm in sorted(state.slots):
             self.world.router.tell_vm(vm, Resume("wait-turn"))
 
     def _restart_allocator(self) -> None:
@@ -339,7 +339,7 @@ class Supervisor:
         Facts published between the fold and the new actor's start went to the dead one, and what the dead one
         appended last it may have told nobody. Folds take a repeated fact once.
         """
-        vms = (subjects.vm(vm) for state in states for vm in state.slots)
+        vms = (subjects.vm(vm) for state in states for vm in sorted(state.slots))
         for aggregate in (*slots, *vms):
             self.world.router.publish(self.world.journal.read(aggregate), None)
 

@@ -195,8 +195,9 @@ class _Taken:
         self._global_most = held.coordinator.global_max_agents
         self._global = len(held.coordinator.slots)
         self._agents = len(held.backend.slots)
-        self._cpus = held.backend.cpus
-        self._memory_bytes = held.backend.memory_bytes
+        # Sums over all machines, so only where there is a limit.
+        self._cpus = 0.0 if routed.rules.max_cpus is None else held.backend.cpus
+        self._memory_bytes = 0 if routed.rules.max_memory_bytes is None else held.backend.memory_bytes
 
     def refusal(self) -> Answer | None:
         """Return the refusal of one more agent, or None when it fits."""

@@ -38,8 +38,9 @@ def end_state(facts: Iterable[Recorded]) -> dict[str, Any]:
         for table, changed in rows.changes().items()
     }
     state = {"fleet": fold_fleet(facts), "machines": machines, "tables": tables}
-    # Sets have no order of their own; a recorded file has.
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(state, order="deterministic"))
+    # Sets have no order of their own; a recorded file has. Persistent maps are written as dicts.
+    encoded = msgspec.json.encode(state, enc_hook=dict, order="deterministic")
+    decoded: dict[str, Any] = msgspec.json.decode(encoded)
     return decoded
 
 

@@ -102,7 +102,7 @@ def test_headroom_rows_are_the_sums_of_the_live_set(story: Story) -> None:
             state.last_failure,
         )
         live = [s for s in plain.vms.values() if s.slot == slot]
-        assert {s.id: slot_of(s) for s in live} == state.slots
+        assert {s.id: slot_of(s) for s in live} == dict(state.slots)
 
 
 @settings(max_examples=30, deadline=None)

@@ -61,7 +61,7 @@ def test_a_slot_follows_its_machine_and_is_free_only_when_nothing_is_left() -> N
     assert steps == [(True, False, False), (False, False, False), (False, True, False), (False, True, True)]
     assert (state.cpus, state.memory_bytes) == (1, 1 << 30)
     state = told(state, (Reaped(reason="job-complete", slot=SLOT, evidence="nothing left"),))
-    assert (state.slots, state.cpus, state.memory_bytes) == ({}, 0, 0)
+    assert (dict(state.slots), state.cpus, state.memory_bytes) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize("reason", sorted(LAUNCH_FAILURES))
@@ -101,3 +101,18 @@ def test_a_version_that_is_not_the_next_is_a_broken_log() -> None:
     event = SlotTaken(vm="a-2")
     with pytest.raises(BrokenLog, match="follows version 1"):
         evolve(taken(VM), event, recorded(event, 3, aggregate=SLOT))
+
+
+def test_a_state_stays_as_it_was_when_the_next_one_is_made_of_it() -> None:
+    one = taken(VM, "vm-2")
+    other = told(one, (SpawnStarted(),))
+    gone = told(other, (Reaped(reason="exited", slot=SLOT, evidence="looked"),))
+    assert [flags(state.slots[VM]) for state in (one, other)] == [(False,) * 3, (True, False, False)]
+    assert [set(state.slots) for state in (one, other, gone)] == [{VM, "vm-2"}, {VM, "vm-2"}, {"vm-2"}]
+
+
+def test_slots_may_be_given_as_a_dict_and_are_equal_to_the_folded_ones() -> None:
+    folded = taken(VM)
+    given = BackendState(version=1, sequence=folded.sequence, slots=dict(folded.slots))
+    assert given == folded
+    assert told(given, (SpawnStarted(),)) == told(folded, (SpawnStarted(),))
