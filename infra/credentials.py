@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import nkeys
@@ -170,7 +171,7 @@ def mint_user(
         rights["resp"] = {"max": responses_max, "ttl": int(responses_ttl_s * 1e9)}
     if bearer:
         rights["bearer_token"] = True
-    if public_key(signing_seed) != account_public:
+    if _signing_public_key(signing_seed) != account_public:
         rights["issuer_account"] = account_public
     claims = {"sub": user_public, "name": name, "nats": rights}
     jwt = _signed(claims, signing_seed, issued_at=issued_at, expires_at=expires_at)
@@ -268,15 +269,26 @@ def _keypair(seed: str) -> nkeys.KeyPair:
         raise CredentialError("not an nkey seed: a line of base32 that begins with S expected") from error
 
 
+@lru_cache(maxsize=8)
+def _signing_keypair(seed: str) -> nkeys.KeyPair:
+    """Return the pair of a key that signs tokens: few, each used for every agent, and 40 us to work out."""
+    return _keypair(seed)
+
+
+@lru_cache(maxsize=8)
+def _signing_public_key(seed: str) -> str:
+    return str(_signing_keypair(seed).public_key, "ascii")
+
+
 def _signed(claims: Mapping[str, Any], seed: str, *, issued_at: datetime, expires_at: datetime | None) -> str:
-    body = dict(claims) | {"iss": public_key(seed), "iat": int(issued_at.timestamp())}
+    body = dict(claims) | {"iss": _signing_public_key(seed), "iat": int(issued_at.timestamp())}
     if expires_at is not None:
         body["exp"] = int(expires_at.timestamp())
     # The id is a hash of everything else, as NATS' own library makes it: unique without chance.
     digest = hashlib.sha256(json.dumps(body | {"jti": ""}, sort_keys=True).encode()).digest()
     body["jti"] = base64.b32encode(digest).decode().rstrip("=")
     head = ".".join(_base64url(json.dumps(part, separators=(",", ":")).encode()) for part in (_HEADER, body))
-    return f"{head}.{_base64url(sign(seed, head.encode()))}"
+    return f"{head}.{_base64url(bytes(_signing_keypair(seed).sign(head.encode())))}"
 
 
 def _signature_is_good(jwt: str, seed: str) -> bool:
