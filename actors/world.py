@@ -13,6 +13,7 @@ from actors.driver import Abort, Driver
 from actors.pooled import ActorPool
 from actors.ports import AgentAccess, AgentLink, Clock, CrashPoints, Effects, Ids, Journal, Timers
 from events.envelope import Recorded
+from projections.headroom import concerned
 from projections.vm import VmState
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class Router:
             kind, _, rest = fact.aggregate.partition(".")
             told: list[ActorRef[Any] | None] = []
             if kind == "vm":
-                told = [self.backends.get(self.slots.get(rest, "")), self.allocator]
+                if concerned(fact.event):  # the others change no slot: a third of the work of such a fact
+                    told = [self.backends.get(self.slots.get(rest, "")), self.allocator]
             elif kind == "allocator":
                 told = [self.allocator]
             elif kind == "backend":
