@@ -22,6 +22,8 @@ from infra.journal.address import ConnectionRefusedByServer, NatsAddress, Server
 
 _RECEIVE_BYTES = 1 << 18
 _LINE_BYTES_MAX = 1 << 20
+_TIMEOUT_SLACK_S = 0.02
+"""How much longer than asked a wait may be: setting a socket's timeout is a system call, and most are alike."""
 _MSG_PARTS_WITH_REPLY = 5
 _HMSG_PARTS_WITH_REPLY = 6
 _FIRST_H = ord("H")
@@ -71,6 +73,7 @@ class Wire:
         self._buffer = b""
         self._ready: deque[RawFrame] = deque()
         self._requests = 0
+        self._waits_s = -1.0
         self._socket = self._connect(timeout_s)
 
     def __enter__(self) -> Self:
@@ -94,7 +97,7 @@ class Wire:
             WireLost: not all of it went out in time.
         """
         try:
-            self._socket.settimeout(max(timeout_s, 0.001))
+            self._wait_at_most(max(timeout_s, 0.001))
             self._socket.sendall(data)
         except OSError as error:
             self.close()
@@ -112,12 +115,13 @@ class Wire:
             self._ready.clear()
             return frames
         deadline = time.monotonic() + timeout_s
-        while not (frames := self._parse()):
+        frames = self._parse() if self._buffer else []
+        while not frames:
             left = deadline - time.monotonic()
             if left <= 0:
                 return []
             try:
-                self._socket.settimeout(left)
+                self._wait_at_most(left)
                 data = self._socket.recv(_RECEIVE_BYTES)
             except TimeoutError:
                 return []
@@ -128,6 +132,7 @@ class Wire:
                 self.close()
                 raise WireLost(f"{self.address}: the server hung up")
             self._buffer = self._buffer + data if self._buffer else data
+            frames = self._parse()
         return frames
 
     def receive(self, timeout_s: float) -> Frame | None:
@@ -159,6 +164,12 @@ class Wire:
                         f"{self.address}: nobody serves {subject}; is JetStream on for this account?"
                     )
                 return frame.payload
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Bound the socket's waits by `seconds` and no more than the slack on top."""
+        if not seconds <= self._waits_s <= seconds + _TIMEOUT_SLACK_S:
+            self._socket.settimeout(seconds)
+            self._waits_s = seconds
 
     def _parse(self) -> list[RawFrame]:
         frames: list[RawFrame] = []
