@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +47,8 @@ KINDS = {
 }
 """Label, and what such a guest does: see tests/guest/README.md."""
 
+TELL_TIMEOUT_S, TELL_AGAIN_S = 25.0, 3.0
+_tellings = itertools.count(1)
 NO_TABLES = ("--postgres", "none")
 
 
@@ -159,9 +163,19 @@ class MicrovmPlace(Place):
         return [str(answer.vm) for answer in found]
 
     def tell(self, vm: str, steps: str) -> None:
-        """Have a running guest do steps besides its job."""
-        with self.connected() as connection:
-            connection.publish(f"{subjects.agent_inbox(vm)}.test", steps.encode())
+        """Have a running guest do steps besides its job; said again until it is heard.
+
+        After a restart of NATS a guest may not be back yet.
+        """
+        mark = f"told {next(_tellings)}"
+        ends_s = time.monotonic() + TELL_TIMEOUT_S
+        while mark not in self.console(vm):
+            assert time.monotonic() < ends_s, f"{vm} does not hear {steps!r}: {self.console(vm)}"
+            with self.connected() as connection:
+                connection.publish(f"{subjects.agent_inbox(vm)}.test", f"print {mark}; {steps}".encode())
+            again_s = time.monotonic() + TELL_AGAIN_S
+            while mark not in self.console(vm) and time.monotonic() < again_s:
+                time.sleep(0.005)
 
     def wait_phases(self, vms: Iterable[str], phase: str, timeout_s: float = 25.0) -> None:
         """Wait until all of these are in the phase."""

@@ -37,7 +37,7 @@ def place() -> Iterator[MicrovmPlace]:
             kinds=KINDS_HERE,
             max_concurrent_spawns=4,
             heartbeat_grace_s=GRACE_S,
-            register_timeout_s=6,
+            register_timeout_s=12,
             stop_grace_s=2,
         )
         try:
@@ -94,7 +94,9 @@ def test_machines_in_every_state_are_taken_up_again_finished_or_torn_down(place:
         lambda lives: all(lives[vm].phase in ("registered", "reaped") for vm in burst), "the burst is decided"
     )
     fates = Counter(place.lives()[vm].reason for vm in burst)
-    assert set(fates) <= {None, "launch-failed"}, "what was half-made is torn down, all else registers"
+    assert set(fates) <= {None, "launch-failed"}, (
+        f"what was half-made is torn down, all else registers: {[place.console(vm) for vm in burst]}"
+    )
     assert 1 <= fates["launch-failed"] <= 4, "no more than were in the making"
     end_all(place)
     place.settle()
