@@ -1,4 +1,4 @@
-"""Bring one microVM up: rules, TAP, chroot, jailer, configuration, start. Nothing on this way but the jailer is a process."""
+"""Bring one microVM up: chroot, jailer, TAP and rules meanwhile, configuration, start. Only the jailer is a process."""
 
 from __future__ import annotations
 

@@ -119,12 +119,11 @@ class FirecrackerDriver:
         order, found = what.order, self._paths(what.order.vm, what.order.placement)
         bringup = Bringup(self.config, found, what, abort, self._reach)
         bringup.make_chroot(template)
-        self._net.attach(what.lease, what.label_set.policy, self.config.uid, self.config.gid)
-        self._reach("firecracker.spawn.network")
-        if abort.is_set():
-            raise DriverError("aborted", "called off before Firecracker was started", transient=True)
         watched = bringup.start(self._watcher, self._cgroups)
         self._children.add(order.vm)
+        # While the jailer is on its way to the API: the guest is not started, and nothing opens the TAP before that.
+        self._net.attach(what.lease, what.label_set.policy, self.config.uid, self.config.gid)
+        self._reach("firecracker.spawn.network")
         api = self._apis[order.vm] = Api(found.socket, abort)
         self._follow(found)
         try:
