@@ -27,7 +27,7 @@ from infra.network.namespace import entered
 from infra.network.policy import Policy
 from tests.benchmarks.figures import Figure, middle, paired
 from tests.benchmarks.microvm_raw import OVERLAY_MIB, UID, Kit, RawMachine
-from tests.benchmarks.stage import SCALER, Stage, coordinator, fleet, say, wait_until
+from tests.benchmarks.stage import SCALER, Stage, coordinator, fleet, say
 from tests.guest.binaries import fetch_binaries
 from tests.guest.build import build_guest
 from tests.guest.halting import write_halting_kernel
@@ -39,6 +39,8 @@ MOST_BYTES = 1 << 20
 BURSTS = (8, 32)
 STILL, GUEST = ("still",), ("guest",)
 """Machines that halt at once, so that the host is measured and not its emulation of guests; and agents."""
+
+WAIT_S, LOOK_EVERY_S = 120.0, 0.03
 
 _RAW_HOSTS = 200
 """Where in the network the machines made by hand have their addresses."""
@@ -193,7 +195,7 @@ class _Bench:
         """Have machines started by the coordinator, and wait until they run."""
         self.watch.counting = True
         vms = self.ask(STILL, count)
-        wait_until(lambda: all(vm in self.watch.running_s for vm in vms), f"{count} machines run", 120)
+        wait_until(lambda: all(vm in self.watch.running_s for vm in vms), f"{count} machines run")
         self.watch.counting = False
         self.spawned += count
         return vms
@@ -204,7 +206,7 @@ class _Bench:
         wait_until(lambda: not any(vm in self.running.world.in_flight for vm in vms), "all spawns are over")
         for vm in vms:
             self.running.fleet.remove(RemoveAgent(vm=vm, by="bench", force=True))
-        wait_until(lambda: not any(vm in known for vm in vms), "all are gone", 120)
+        wait_until(lambda: not any(vm in known for vm in vms), "all are gone")
 
     def raw(self, count: int, width: int = SPAWN_WIDTH) -> tuple[float, float]:
         """Start and end machines by hand, `width` at once; return both in milliseconds."""
@@ -298,7 +300,7 @@ class _Bench:
             for _ in range(self.scale.rounds):
                 vms = self.ask(GUEST, count)
                 registered = self.watch.noted_s[Registered]
-                wait_until(lambda r=registered, v=vms: all(vm in r for vm in v), "all agents are in", 120)  # type: ignore[misc]
+                wait_until(lambda r=registered, v=vms: all(vm in r for vm in v), "all agents are in")  # type: ignore[misc]
                 found.append(self.watch.ms(Requested, vms, registered))
                 self.end(vms)
             value, spread = middle(found)
@@ -318,6 +320,19 @@ class _Bench:
         self.end(vms)
         name = f"coordinator's memory per machine, of {count}"
         return [_figure(name, grown / count / 1000, "kB", value_below=MOST_BYTES / 1000)]
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something, without taking the interpreter from those who bring it about: when it was is noted by them.
+
+    Raises:
+        TimeoutError: it did not come to be.
+    """
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {WAIT_S:g} s: {what}")
+        time.sleep(LOOK_EVERY_S)
 
 
 def _figure(name: str, value: float, unit: str, **rest: Any) -> Figure:
