@@ -9,7 +9,7 @@ from pykka import ActorDeadError, ActorRef
 from actors.errors import Conflict, LogFull, LogUnavailable, Refused
 from actors.pooled import PooledActor, tell_first
 from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
-from actors.world import Call, Observed, World
+from actors.world import Call, Observed, World, tell
 from events.envelope import Recorded
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Aggregate(PooledActor):
         """Nobody waits for this command, and the log would not take its facts: try again later, by default."""
         ref = self.actor_ref
         self.world.timers.set(
-            f"{ref.actor_urn}:retry:{call.command!r}"[:200], LOG_RETRY_S, lambda: _tell_again(ref, call)
+            f"{ref.actor_urn}:retry:{call.command!r}"[:200], LOG_RETRY_S, lambda: tell(ref, call)
         )
 
     # The shell.
@@ -258,10 +258,3 @@ def _tell_first(ref: ActorRef[Any], message: Any) -> None:
         tell_first(ref, message)
     except ActorDeadError:
         logger.debug("the actor that asked the log has ended: %s", ref)
-
-
-def _tell_again(ref: ActorRef[Any], call: Call) -> None:
-    try:
-        ref.tell(call)
-    except ActorDeadError:
-        logger.debug("the actor that would try again has ended: %s", ref)

@@ -8,7 +8,7 @@ from actors.commands import ScalerStatus
 from actors.decisions.backend import decide
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.vm import End, StartSpawn
-from actors.ports import NewFact
+from actors.ports import following
 from actors.world import Call, Enlist, World
 from events.backend import DrainStarted
 from events.envelope import Recorded
@@ -41,15 +41,7 @@ class BackendActor(Aggregate):
         if isinstance(call.command, Status):
             return Proposal(result=self._status())
         events = decide(self.state, call.command)
-        facts = tuple(
-            NewFact(
-                aggregate=self.rules.slot,
-                version=self.state.version + 1 + index,
-                expected_sequence=self.state.sequence if index == 0 else None,
-                event=event,
-            )
-            for index, event in enumerate(events)
-        )
+        facts = following(self.rules.slot, self.state.version, self.state.sequence, events)
         return Proposal(facts=facts, teardown=True)
 
     def apply(self, facts: tuple[Recorded, ...]) -> None:

@@ -28,7 +28,7 @@ from actors.errors import LogUnavailable, Refused
 from actors.world import Call, World, tell
 from events import subjects
 from events.vm import Requested
-from projections.vm import evolve
+from projections.vm import fold
 
 ANSWER_S = 30.0
 """How long a front door waits for an actor; longer than a log that retries over a server restart."""
@@ -125,10 +125,8 @@ class Fleet:
             raise Refused(
                 "unknown-agent", f"agent {vm} is unknown: no machine with this id was ever requested"
             )
-        state = None
-        for fact in facts:
-            state = evolve(state, fact.event, fact)
-        assert state is not None
+        state = fold(facts)
+        assert state is not None, "a life that was requested has a state"
         if not state.live:
             raise Refused("ended", f"agent {vm} is reaped ({state.reason}): its one life is over")
         if state.owner == self._world.site.coordinator:

@@ -15,7 +15,7 @@ from actors.ports import Effects
 from actors.sweep import Report, Stopped, Sweeper, say
 from actors.world import Call, Reply, World, tell
 from events import subjects
-from projections.vm import BrokenLog, VmState, evolve
+from projections.vm import BrokenLog, VmState, fold
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +135,7 @@ def standing_in_log(world: World, vm: str) -> Standing:
     Raises:
         LogUnavailable, BrokenLog: it does not say.
     """
-    state: VmState | None = None
-    for fact in world.journal.read(subjects.vm(vm)):
-        state = evolve(state, fact.event, fact)
+    state = fold(world.journal.read(subjects.vm(vm)))
     if state is None:
         return "absent"
     return "live" if state.live else "reaped"

@@ -25,6 +25,19 @@ class NewFact(msgspec.Struct, frozen=True, kw_only=True):
     event: AnyEvent
 
 
+def following(aggregate: str, version: int, sequence: int, events: Iterable[AnyEvent]) -> tuple[NewFact, ...]:
+    """Return an aggregate's next facts, after its last one of this version and sequence (both 0: there is none)."""
+    return tuple(
+        NewFact(
+            aggregate=aggregate,
+            version=version + 1 + index,
+            expected_sequence=sequence if index == 0 else None,
+            event=event,
+        )
+        for index, event in enumerate(events)
+    )
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one decision: they are stored together or not at all, and never split over batches."""
 
@@ -159,7 +172,7 @@ class Clock(Protocol):
 class Timers(Protocol):
     """Wake-ups. Bounded: one per key, a new one for the same key replaces the old."""
 
-    def set(self, key: str, delay_s: float, call: Callable[[], None]) -> None:
+    def set(self, key: str, delay_s: float, call: Callable[[], object]) -> None:
         """Call `call` once after `delay_s` seconds, unless replaced or cancelled."""
         ...
 

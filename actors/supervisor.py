@@ -14,19 +14,18 @@ from actors.errors import Conflict, LogUnavailable, Refused
 from actors.host import Caring, HostActor
 from actors.machine import Resume
 from actors.pooled import PooledActor
-from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
+from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome, following
 from actors.vm import VmActor
 from actors.world import Call, World, tell
 from events import subjects
 from events.coordinator import ConfigApplied, CoordinatorEvent, Started, Stopped
 from events.envelope import Recorded
-from events.vm import VmEvent
 from projections import allocator, backend, coordinator
 from projections.allocator import AllocatorState
 from projections.backend import BackendState
 from projections.boot import FleetState
 from projections.coordinator import CoordinatorState
-from projections.vm import VmState, evolve
+from projections.vm import VmState, fold
 
 logger = logging.getLogger(__name__)
 
@@ -112,15 +111,7 @@ class Supervisor:
         if state.digest != applied.digest:
             events.append(applied)
         aggregate = subjects.coordinator(site.coordinator)
-        facts = tuple(
-            NewFact(
-                aggregate=aggregate,
-                version=state.version + 1 + index,
-                expected_sequence=state.sequence if index == 0 else None,
-                event=event,
-            )
-            for index, event in enumerate(events)
-        )
+        facts = following(aggregate, state.version, state.sequence, events)
         stored = self._append_now(facts, "boot")
         self.started_at_sequence = stored[0].sequence
         for fact in stored:
@@ -266,7 +257,7 @@ class Supervisor:
 
     def _restart_vm(self, vm: str, error: BaseException) -> None:
         facts = self.world.journal.read(subjects.vm(vm))
-        state = _fold_vm(facts)
+        state = fold(facts)
         self.world.router.vms.pop(vm, None)
         # It may have died between the append and telling the others; folds take a repeated fact once.
         self.world.router.publish(facts, None)
@@ -329,7 +320,7 @@ class Supervisor:
         self._start_allocator(mine, backends, {pool: self._fold_allocator(pool) for pool in self.world.pools})
         self._tell_again((*backends, *self.world.pools), *backends.values())
         for vm in held - self.world.router.vms.keys():  # requested by its last append, and not begun
-            state = _fold_vm(self.world.journal.read(subjects.vm(vm)))
+            state = fold(self.world.journal.read(subjects.vm(vm)))
             if state is not None and state.live:
                 self._look_and_begin(state)
 
@@ -366,18 +357,5 @@ class Supervisor:
         if any(self._is_successor(fact) for fact in facts):
             return  # it runs, under our id: that we stop is no fact of the log
         last = facts[-1]
-        fact = NewFact(
-            aggregate=aggregate,
-            version=last.version + 1,
-            expected_sequence=last.sequence,
-            event=Stopped(reason=reason),
-        )
-        self._append_now((fact,), "shutdown")
-
-
-def _fold_vm(facts: tuple[Recorded, ...]) -> VmState | None:
-    state: VmState | None = None
-    for fact in facts:
-        event: VmEvent = fact.event
-        state = evolve(state, event, fact)
-    return state
+        stopped = following(aggregate, last.version, last.sequence, [Stopped(reason=reason)])
+        self._append_now(stopped, "shutdown")

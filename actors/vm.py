@@ -24,8 +24,8 @@ from actors.decisions.vm import (
 from actors.driver import Found
 from actors.errors import Refused
 from actors.machine import Machine, Resume
-from actors.ports import NewFact
-from actors.world import Call, Enlist, Router, World
+from actors.ports import following
+from actors.world import Call, Enlist, World
 from events import subjects
 from events.envelope import Recorded
 from events.vm import (
@@ -90,15 +90,8 @@ class VmActor(Aggregate):
             return None
         events = decide(self.state, call.command)
         self._note_without_fact(call.command)
-        facts = tuple(
-            NewFact(
-                aggregate=subjects.vm(self.state.id),
-                version=self.state.version + 1 + index,
-                expected_sequence=self.state.sequence if index == 0 else None,
-                event=event,
-            )
-            for index, event in enumerate(events)
-        )
+        state = self.state
+        facts = following(subjects.vm(state.id), state.version, state.sequence, events)
         result = self._registration() if isinstance(call.command, RegisterAgent) else None
         return Proposal(facts=facts, result=result, teardown=True)
 
@@ -375,7 +368,7 @@ class VmActor(Aggregate):
 
     def _set_timer(self, what: str, delay_s: float) -> None:
         router, vm = self.world.router, self.state.id
-        self.world.timers.set(self._key(what), delay_s, lambda: _wake(router, vm, what))
+        self.world.timers.set(self._key(what), delay_s, lambda: router.tell_vm(vm, _Due(what)))
 
     def _tell_self(self, command: Any) -> None:
         cause = f"{subjects.vm(self.state.id)}:{self.state.version}"
@@ -386,7 +379,3 @@ class VmActor(Aggregate):
         if self._early is not None:
             early, self._early = self._early, None
             self.actor_ref.tell(early)
-
-
-def _wake(router: Router, vm: str, what: str) -> None:
-    router.tell_vm(vm, _Due(what))

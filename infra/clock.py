@@ -31,7 +31,7 @@ class ThreadTimers:
     """
 
     def __init__(self) -> None:
-        self._due: dict[str, tuple[float, int, Callable[[], None]]] = {}
+        self._due: dict[str, tuple[float, int, Callable[[], object]]] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._count = itertools.count()
         self._changed = threading.Condition()
@@ -39,7 +39,7 @@ class ThreadTimers:
         self._thread = threading.Thread(target=self._run, name="timers", daemon=True)
         self._thread.start()
 
-    def set(self, key: str, delay_s: float, call: Callable[[], None]) -> None:
+    def set(self, key: str, delay_s: float, call: Callable[[], object]) -> None:
         """Call `call` once after `delay_s` seconds, unless replaced or cancelled."""
         with self._changed:
             number = next(self._count)
@@ -74,7 +74,7 @@ class ThreadTimers:
             except Exception:
                 logger.exception("a wake-up raised")
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         with self._changed:
             while not self._stopping:
                 wait_s = None

@@ -1,5 +1,6 @@
 """The fold of one machine's life; used by its actor and by the table, so that they cannot disagree."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -109,6 +110,18 @@ def evolve(state: VmState | None, event: VmEvent, fact: Recorded) -> VmState:
     return msgspec.structs.replace(
         state, version=fact.version, sequence=fact.sequence, changed_at=fact.at, **changes
     )
+
+
+def fold(facts: Iterable[Recorded]) -> VmState | None:
+    """Return the state after all facts of one life, oldest first; None: there are none.
+
+    Raises:
+        BrokenLog: as `evolve`.
+    """
+    state: VmState | None = None
+    for fact in facts:
+        state = evolve(state, fact.event, fact)
+    return state
 
 
 def _begin(event: Requested, fact: Recorded) -> VmState:

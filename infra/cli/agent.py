@@ -18,7 +18,7 @@ from infra.cli.story import fact_json, said
 from infra.cli.text import When, age, clock_time, labels_text, moment, safe_line, since, size
 from infra.postgres.queries import AgentFilter
 from projections.fleet import AgentRow
-from projections.vm import VmState, deadline, evolve
+from projections.vm import VmState, deadline, fold
 
 PHASES = ("requested", "starting", "spawned", "registered", "draining", "failed", "reaped")
 
@@ -129,6 +129,7 @@ def describe(session: Session, *, agent_id: str) -> None:
     """Show one agent: state, owner, host, machine, and its whole timeline with causes."""
     facts = _facts(session, agent_id)
     state = fold(facts)
+    assert state is not None, "an agent without facts was refused before"
     out, now = session.out, session.clock.now()
     if out.as_json:
         body = msgspec.to_builtins(state) | {"live": state.live, "deadline": deadline(state)}
@@ -137,15 +138,6 @@ def describe(session: Session, *, agent_id: str) -> None:
     out.fields(_fields(state, now))
     out.line()
     show_timeline(out, facts)
-
-
-def fold(facts: tuple[Recorded, ...]) -> VmState:
-    """Return the state of a life."""
-    state = None
-    for fact in facts:
-        state = evolve(state, fact.event, fact)
-    assert state is not None
-    return state
 
 
 def show_timeline(out: Output, facts: tuple[Recorded, ...]) -> None:
@@ -287,6 +279,7 @@ def operator() -> str:
 
 def _owner(session: Session, agent_id: str) -> str:
     state = fold(_facts(session, agent_id))
+    assert state is not None, "an agent without facts was refused before"
     return state.owner
 
 

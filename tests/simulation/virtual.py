@@ -32,9 +32,9 @@ class VirtualTimers:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self.due: dict[str, tuple[float, Callable[[], None]]] = {}
+        self.due: dict[str, tuple[float, Callable[[], object]]] = {}
 
-    def set(self, key: str, delay_s: float, call: Callable[[], None]) -> None:
+    def set(self, key: str, delay_s: float, call: Callable[[], object]) -> None:
         self.due[key] = (self._clock.elapsed_s + delay_s, call)
 
     def cancel(self, key: str) -> None:
