@@ -34,8 +34,9 @@ from infra.agent.protocol import (
     encode,
     read_from_agent,
 )
-from infra.agent.workers import Workers
 from infra.credentials import CredentialError
+from infra.doors.connection import Connection, Message, Subscribed
+from infra.doors.workers import Workers
 
 _LOG = logging.getLogger("fleetlog.agent")
 _RETRY_AFTER_S = 1.0
@@ -43,45 +44,6 @@ _RENEWALS_KEPT_MAX = 20_000
 
 OnLines = Callable[[str, tuple[str, ...]], None]
 """Takes lines of a machine's agent; called from one thread; must be quick, and bounded itself."""
-
-
-class Message(Protocol):
-    """What came in."""
-
-    @property
-    def subject(self) -> str:
-        """Where it was published."""
-        ...
-
-    @property
-    def reply(self) -> str:
-        """Where the answer goes; empty: none is wanted."""
-        ...
-
-    @property
-    def payload(self) -> bytes:
-        """The payload."""
-        ...
-
-
-class Subscribed(Protocol):
-    """A running subscription."""
-
-    def stop(self) -> None:
-        """End it. Repeatable."""
-        ...
-
-
-class Connection(Protocol):
-    """What the door needs of the coordinator's NATS connection."""
-
-    def publish(self, subject: str, payload: bytes) -> None:
-        """Send; LogUnavailable when there is no server at the moment."""
-        ...
-
-    def subscribe(self, subject: str, callback: Callable[[Message], object]) -> Subscribed:
-        """Call `callback` with each message, in a thread of this subscription alone; lasts over reconnects."""
-        ...
 
 
 class Renewer(Protocol):

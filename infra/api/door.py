@@ -17,7 +17,6 @@ from actors.errors import Conflict, DriverError, LogFull, LogUnavailable, Refuse
 from actors.ports import Ids
 from actors.sweep import Report, Stopped
 from events import subjects
-from infra.agent.workers import Workers
 from infra.api.host_messages import (
     LiveAnswer,
     LiveRequest,
@@ -51,48 +50,14 @@ from infra.api.messages import (
     read_request,
 )
 from infra.api.request import Request
+from infra.doors.connection import Connection, Message, Subscribed
+from infra.doors.workers import Workers
 
 _LOG = logging.getLogger("fleetlog.api")
 QUEUE = "fleetlog"
 """The queue group of coordinators that share requests which any of them may answer."""
 LOGS_BYTES_MAX = 256 * 1024
 _LINE_OVERHEAD_BYTES = 8
-
-
-class Message(Protocol):
-    """What came in."""
-
-    @property
-    def reply(self) -> str:
-        """Where the answer goes; empty: none is wanted."""
-        ...
-
-    @property
-    def payload(self) -> bytes:
-        """The payload."""
-        ...
-
-
-class Subscribed(Protocol):
-    """A running subscription."""
-
-    def stop(self) -> None:
-        """End it. Repeatable."""
-        ...
-
-
-class Connection(Protocol):
-    """What the door needs of the coordinator's NATS connection."""
-
-    def publish(self, subject: str, payload: bytes) -> None:
-        """Send; LogUnavailable when there is no server at the moment."""
-        ...
-
-    def subscribe(
-        self, subject: str, callback: Callable[[Message], object], *, queue: str = ""
-    ) -> Subscribed:
-        """Call `callback` with each message, in a thread of this subscription alone; lasts over reconnects."""
-        ...
 
 
 class Care(Protocol):

@@ -1,6 +1,7 @@
 """The kinds of value the command line accepts: each refused with the form that would do."""
 
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ _LABEL = re.compile(r"[^\s,\x00-\x1f\x7f]{1,128}")
 _LABELS_MAX = 64
 
 
-class _Kind(click.ParamType[Any]):
+class _Kind(click.ParamType[Any], ABC):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the value meant, or fail with the accepted form."""
         if not isinstance(value, str):
@@ -24,9 +25,9 @@ class _Kind(click.ParamType[Any]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
+    @abstractmethod
     def read(self, text: str) -> Any:
         """Return the value, or raise ValueError with the accepted form."""
-        raise NotImplementedError(text)
 
 
 class _Name(_Kind):

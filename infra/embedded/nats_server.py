@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from actors.errors import LogUnavailable
 from infra.credentials import (
-    Credential,
     CredentialError,
     account_jwt,
     operator_jwt,
@@ -28,10 +28,13 @@ from infra.credentials import (
 from infra.embedded.errors import ServerFailed
 from infra.embedded.files import log_tail, open_private, private_directory, write_private
 from infra.embedded.keys import Keys, load_or_create_keys
-from infra.embedded.nats_connection import NatsConnection
 from infra.embedded.server_process import RestartPolicy, ServerProcess
+from infra.journal.address import ConnectionRefusedByServer, NatsAddress
+from infra.journal.jetstream import ApiError, call
+from infra.journal.wire import Wire
 
 _MIB = 1024 * 1024
+_PROBE_S = 2.0
 _OPERATOR_MAY_NOT = ("$JS.API.STREAM.DELETE.>", "$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.MSG.DELETE.>")
 
 
@@ -101,7 +104,14 @@ class EmbeddedNats(ServerProcess):
         self.keys: Keys = load_or_create_keys(self.directory / "keys")
         self.coordinator_creds = self._creds("coordinator", issued_at, deny_publish=())
         self.operator_creds = self._creds("operator", issued_at, deny_publish=_OPERATOR_MAY_NOT)
-        self._nats = _NatsServer(self.directory, self.options, self.keys, issued_at, binary or find_binary())
+        self._nats = _NatsServer(
+            self.directory,
+            self.options,
+            self.keys,
+            issued_at,
+            binary or find_binary(),
+            probe_creds=self.coordinator_creds,
+        )
         super().__init__(self._nats, restart=restart, supervised=supervised)
 
     @property
@@ -143,7 +153,14 @@ class _NatsServer:
     stop_signal = signal.SIGTERM
 
     def __init__(
-        self, directory: Path, options: NatsOptions, keys: Keys, issued_at: datetime, binary: Path
+        self,
+        directory: Path,
+        options: NatsOptions,
+        keys: Keys,
+        issued_at: datetime,
+        binary: Path,
+        *,
+        probe_creds: Path,
     ) -> None:
         self._directory = directory
         self._options = options
@@ -151,7 +168,7 @@ class _NatsServer:
         self._issued_at = issued_at
         self._binary = binary
         self._port: int | None = None
-        self._credential: Credential = keys.account_signer.mint(name="start-up probe", issued_at=issued_at)
+        self._probe_creds = probe_creds
         self.lock_path = directory / "server.lock"
         self._log = directory / "nats.log"
         self._stderr = directory / "nats.stderr"
@@ -189,10 +206,12 @@ class _NatsServer:
             )
 
     def probe(self) -> None:
-        with NatsConnection("127.0.0.1", self.port, self._credential) as connection:
-            answer = json.loads(connection.request("$JS.API.INFO"))
-            if "error" in answer:
-                raise ServerFailed(f"JetStream is not ready: {answer['error'].get('description')}")
+        address = NatsAddress(url=f"nats://127.0.0.1:{self.port}", creds=self._probe_creds)
+        try:
+            with Wire(address, name="fleetlog start-up probe", timeout_s=_PROBE_S) as wire:
+                call(wire, "INFO", None, _PROBE_S)
+        except (LogUnavailable, ConnectionRefusedByServer, ApiError) as error:
+            raise ServerFailed(str(error)) from error
 
     def last_words(self) -> str:
         early = log_tail(self._stderr) if self._stderr.stat().st_size else log_tail(self._log)

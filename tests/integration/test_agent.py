@@ -16,9 +16,9 @@ from actors.errors import LogUnavailable
 from events import subjects
 from infra.agent.protocol import Register, Stop, encode
 from infra.credentials import parse_creds
-from infra.embedded.nats_connection import NatsConnection as RawConnection
 from tests.conftest import NatsServer
 from tests.integration.agent_site import AGENT, Site, eventually
+from tests.raw_nats import NatsConnection as RawConnection
 
 SESSION = "ab" * 16
 

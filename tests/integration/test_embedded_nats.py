@@ -15,11 +15,11 @@ import pytest
 from infra.credentials import ACCOUNT, USER, AccountSigner, Credential, new_seed, parse_creds, public_key
 from infra.embedded.data_directory import DataDirectory
 from infra.embedded.errors import DataDirectoryRefused, ServerFailed
-from infra.embedded.nats_connection import NatsConnection
 from infra.embedded.nats_server import Durability, EmbeddedNats, NatsOptions
 from infra.embedded.process import processes_marked, start_ticks
 from infra.embedded.server_process import RestartPolicy
 from tests.conftest import NatsServer, wall_time
+from tests.raw_nats import NatsConnection
 
 LOG = "fleetlog.test.log.vm.7"
 

@@ -1,6 +1,6 @@
 """A NATS connection of one blocking socket: enough to prove that a server lets a credential in and answers it.
 
-Used to wait for a server, and by `doctor`. Everything else speaks through the journal's client.
+Independent of the product's clients on purpose: what a test asks through it, no bug of theirs can answer.
 """
 
 import base64

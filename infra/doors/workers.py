@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-_LOG = logging.getLogger("fleetlog.agent")
+_LOG = logging.getLogger("fleetlog.doors")
 _STOP_WAIT_S = 5.0
 
 Work = Callable[[], None]
