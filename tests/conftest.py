@@ -1,7 +1,6 @@
 """Real servers for tests: one NATS and one PostgreSQL per session, and a NATS of one's own to kill."""
 
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from infra.credentials import AccountSigner, Credential
 from infra.embedded.keys import Keys
 from infra.embedded.nats_server import EmbeddedNats, NatsOptions
 from infra.embedded.postgres_server import EmbeddedPostgres
+from tests.needed import need_root
 
 _databases = itertools.count(1)
 
@@ -152,6 +152,4 @@ def own_postgres_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 @pytest.fixture
 def root() -> None:
     """The test needs root: without it, skipped, or failed where FLEETLOG_REQUIRE names root."""
-    if os.geteuid() != 0:
-        required = "root" in os.environ.get("FLEETLOG_REQUIRE", "").split(",")
-        (pytest.fail if required else pytest.skip)("this test needs root")
+    need_root()

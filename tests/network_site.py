@@ -3,7 +3,6 @@
 import itertools
 import os
 import select
-import shutil
 import socket
 import subprocess
 import threading
@@ -12,36 +11,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from actors.decisions.addresses import lease_of, mac_of
 from infra.config.microvm_network import MicrovmNetwork
 from infra.network.host import HostNetwork
 from infra.network.namespace import entered
 from infra.network.policy import Policy
+from tests.needed import need_devices, need_packages, need_root
 from tests.tap_guest import TapGuest
 
 _numbers = itertools.count(1)
 
 
-def need(kind: str, why: str, *, missing: bool) -> None:
-    """Skip, or fail where FLEETLOG_REQUIRE names `kind`."""
-    if missing:
-        required = kind in os.environ.get("FLEETLOG_REQUIRE", "").split(",")
-        (pytest.fail if required else pytest.skip)(why)
-
-
 def need_network() -> None:
     """Require what every test of the host network needs."""
-    need("root", "this test needs root", missing=os.geteuid() != 0)
-    for tool in ("ip", "bridge", "nft", "sysctl"):
-        need(
-            "packages",
-            f"this test needs `{tool}` (iproute2, nftables, procps)",
-            missing=shutil.which(tool) is None,
-        )
-    if not Path("/dev/net/tun").exists():
-        pytest.skip("this kernel has no /dev/net/tun")
+    need_root()
+    need_packages("ip", "bridge", "nft", "sysctl")
+    need_devices("/dev/net/tun")
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from tests.acceptance.host import wait_until
 from tests.acceptance.place import Place
 from tests.guest.binaries import fetch_binaries
 from tests.guest.build import build_guest
-from tests.guest.needed import need_firecracker_host
 from tests.guest.rootfs import make_rootfs
+from tests.needed import need_firecracker_host
 from tests.network_site import NetworkSite, run
 
 UID = 30_000

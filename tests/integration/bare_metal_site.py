@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import psutil
-import pytest
 
 from actors.driver import Resource, SpawnOrder
 from events.envelope import Resources
@@ -128,11 +127,3 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def require_root() -> None:
-    """Skip without root, unless the run demands it."""
-    if os.geteuid() != 0:
-        if "root" in os.environ.get("FLEETLOG_REQUIRE", ""):
-            pytest.fail("this needs root, and FLEETLOG_REQUIRE says it is there")
-        pytest.skip("needs root")

@@ -29,9 +29,9 @@ from infra.host_process import process
 from infra.network.policy import Policy
 from tests.guest.binaries import fetch_binaries
 from tests.guest.halting import write_halting_kernel
-from tests.guest.needed import need_firecracker_host
 from tests.guest.rootfs import make_rootfs
 from tests.guest.segment import Segment
+from tests.needed import need_firecracker_host
 
 LABELS = ("linux", "contract")
 UID = 30_000

@@ -17,7 +17,8 @@ from infra.drivers.bare_metal.nursery import CannotBear, Nursery
 from infra.host_process import process
 from infra.host_process.cgroup import Cgroup
 from tests.contract.driver_rigs import Ends, wait_until
-from tests.integration.bare_metal_site import VM, Site, alive, require_root
+from tests.integration.bare_metal_site import VM, Site, alive
+from tests.needed import need_root
 
 NEVER = threading.Event()
 SLEEP = "while :; do sleep 600 & wait; done"
@@ -79,7 +80,7 @@ def test_a_double_fork_that_escapes_the_session_is_ended_too(either: Site) -> No
 def test_where_none_can_be_born_in_a_cgroup_it_joins_before_it_becomes_the_agent(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_root()
+    need_root()
 
     def refuse(*_: object, **__: object) -> None:
         raise CannotBear("Function not implemented")
@@ -93,7 +94,7 @@ def test_where_none_can_be_born_in_a_cgroup_it_joins_before_it_becomes_the_agent
 
 
 def test_agents_outlive_the_nursery_and_a_new_one_takes_over(site: Site) -> None:
-    require_root()
+    need_root()
     driver = site.driver()
     placement, handle = site.spawn(driver)
     assert driver.nursery_pid is not None
@@ -111,7 +112,7 @@ def test_agents_outlive_the_nursery_and_a_new_one_takes_over(site: Site) -> None
 def test_without_cgroup_kill_every_member_is_killed_through_its_pidfd(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_root()
+    need_root()
     monkeypatch.setattr(Cgroup, "kill", lambda _: False)
     site.script("trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 600 & sleep 600 & echo > ready; wait'")
     driver = site.driver()

@@ -22,7 +22,8 @@ from infra.drivers.bare_metal.rundir import Mark, RunDirectory
 from infra.host_process import process
 from infra.host_process.cgroup import Mount, mounts
 from tests.contract.driver_rigs import Ends
-from tests.integration.bare_metal_site import VM, Site, alive, require_root
+from tests.integration.bare_metal_site import VM, Site, alive
+from tests.needed import need_root
 
 NEVER = threading.Event()
 SLEEP = "while :; do sleep 600 & wait; done"
@@ -124,7 +125,7 @@ def test_a_launcher_that_comes_late_finds_itself_unwanted(site: Site) -> None:
 
 
 def test_a_memory_limit_bites_where_the_host_can_limit(site: Site) -> None:
-    require_root()
+    need_root()
     if not any("memory" in mount.controllers for mount in mounts("cgroup")):
         pytest.skip("no v1 memory controller here")
     site.configure(enforce_limits=True)
@@ -170,7 +171,7 @@ def test_a_network_policy_is_warned_of(site: Site, caplog: pytest.LogCaptureFixt
 def test_a_host_without_a_cgroup2_mount_gets_one_and_loses_it_at_its_teardown(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_root()
+    need_root()
     point = hierarchy.private_mount_point(Path(site.config.state_dir))
 
     def own(kind: str) -> tuple[Mount, ...]:
@@ -191,7 +192,7 @@ def test_a_host_without_a_cgroup2_mount_gets_one_and_loses_it_at_its_teardown(
 
 
 def test_cgroups_that_the_agent_made_go_with_it(site: Site) -> None:
-    require_root()
+    need_root()
     driver = site.driver()
     placement, handle = site.spawn(driver)
     nested = hierarchy.Hierarchy(mounts("cgroup2")[0], "/").cgroup(placement["cgroup"]).path / "a" / "b"
@@ -203,7 +204,7 @@ def test_cgroups_that_the_agent_made_go_with_it(site: Site) -> None:
 
 
 def test_an_agent_that_leaves_its_cgroup_is_still_found_and_ended(site: Site) -> None:
-    require_root()
+    need_root()
     driver = site.driver()
     placement, handle = site.spawn(driver)
     (mounts("cgroup2")[0].point / "cgroup.procs").write_text(str(handle.data["pid"]))
@@ -213,7 +214,7 @@ def test_an_agent_that_leaves_its_cgroup_is_still_found_and_ended(site: Site) ->
 
 
 def test_nothing_is_deleted_through_a_mount_the_agent_left(site: Site) -> None:
-    require_root()
+    need_root()
     precious = site.root / "precious"
     precious.mkdir()
     (precious / "file").write_text("keep")

@@ -16,7 +16,7 @@ from infra.drivers.firecracker import overlay, paths
 from infra.drivers.firecracker.overlay import Templates
 from infra.network.commands import Commands
 from tests.contract.driver_rigs import wait_until
-from tests.guest.needed import need_packages
+from tests.needed import need_packages
 
 NEVER = threading.Event()
 MIB = 16

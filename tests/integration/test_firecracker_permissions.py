@@ -24,8 +24,8 @@ from infra.drivers.firecracker.paths import Paths
 from infra.host_process import process
 from infra.network.commands import Commands
 from infra.network.policy import Policy
-from tests.guest.needed import need_packages
 from tests.integration.firecracker_site import NEVER, UID, Site
+from tests.needed import need_packages
 
 VM = "vm-01"
 REPOSITORY = Path(__file__).resolve().parents[2]

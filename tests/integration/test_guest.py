@@ -13,10 +13,10 @@ import pytest
 
 from actors.errors import LogUnavailable
 from tests.guest.microvm import MicroVm
-from tests.guest.needed import need_firecracker_host
 from tests.guest.rootfs import make_rootfs
 from tests.guest.site import GuestSite, guest_site
 from tests.integration.agent_site import BEAT_EVERY_S, eventually
+from tests.needed import need_firecracker_host
 
 VM = "vm-1"
 _ETHERNET_BYTES = 14

@@ -1,4 +1,4 @@
-"""What these tests need of the host: root, kernel devices, and Debian packages, each asked for by name."""
+"""What tests need of the host: root, kernel devices, and Debian packages, each asked for by name."""
 
 import os
 import shutil
@@ -14,22 +14,30 @@ PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "nft": "nftables",
 }
-"""Commands, and the Debian package that brings each."""
+"""Commands microVM tests run, and the Debian package that brings each."""
 
-_MORE = {"setcap": "libcap2-bin", "sudo": "sudo"}
+_MORE = {"setcap": "libcap2-bin", "sudo": "sudo", "sysctl": "procps"}
 """What single tests need besides: see `need_packages`."""
-
-_DEVICES = ("/dev/kvm", "/dev/net/tun")
 
 
 def need_firecracker_host() -> None:
     """Skip without the kernel's devices; skip, or fail where FLEETLOG_REQUIRE says so, without root or a package."""
-    for device in _DEVICES:
-        if not Path(device).exists():
-            pytest.skip(f"this kernel has no {device}: no microVM can run here")
-    if os.geteuid() != 0:
-        _lack("root", "microVMs with a network need root")
+    need_devices("/dev/kvm", "/dev/net/tun")
+    need_root()
     need_packages(*PACKAGES)
+
+
+def need_devices(*devices: str) -> None:
+    """Skip without these devices: no installation brings them."""
+    for device in devices:
+        if not Path(device).exists():
+            pytest.skip(f"this kernel has no {device}, which this test needs")
+
+
+def need_root() -> None:
+    """Skip, or fail where FLEETLOG_REQUIRE names root, without root."""
+    if os.geteuid() != 0:
+        _lack("root", "this test needs root")
 
 
 def need_packages(*commands: str) -> None:
