@@ -31,6 +31,7 @@ from infra.agent.protocol import (
     Verb,
 )
 from infra.agent.uplink import Unanswered, Uplink
+from infra.tasks import end
 
 _LOG = logging.getLogger("fleetlog.agent")
 _ASK_AGAIN_S = 0.5
@@ -104,9 +105,7 @@ class Life:
                 await self._report(code, detail)
             return 128 + signal.SIGTERM if code is None else code if code >= 0 else 128 - code
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end(self._tasks)
 
     async def _work(self) -> tuple[int | None, str]:
         """Return the command's exit code (None: it never began) and what to say about it."""
@@ -118,9 +117,7 @@ class Life:
                 return None, self._stop_reason
             config = getting_in.result()
         finally:
-            for waiting in (getting_in, stopping):
-                waiting.cancel()
-            await asyncio.gather(getting_in, stopping, return_exceptions=True)
+            await end((getting_in, stopping))
         if self._stopping.is_set():
             return None, self._stop_reason
         self._spawn(self._ship_lines())

@@ -32,6 +32,7 @@ from infra.agent.protocol import (
     read_command,
 )
 from infra.credentials import CredentialError, read_claims, sign
+from infra.tasks import end
 
 _LOG = logging.getLogger("fleetlog.agent")
 _FIRST_WAIT_S = 0.2
@@ -294,9 +295,7 @@ async def _first(timeout_s: float, *waits: Coroutine[Any, Any, object]) -> objec
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
         return next((task.result() for task in tasks if task.done()), None)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
 
 
 async def _close(line: _Line) -> None:

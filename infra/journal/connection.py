@@ -31,6 +31,7 @@ from infra.journal.client import (
 )
 from infra.journal.delivery import Delivery
 from infra.journal.wire import Wire, WireLost, words
+from infra.tasks import end
 
 T = TypeVar("T")
 _log = logging.getLogger("fleetlog.nats")
@@ -289,14 +290,10 @@ class NatsConnection:
 
     async def _stop(self) -> None:
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await end([self._keeper])
         if self._client is not None:
             await discard(self._client)
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end(task for task in asyncio.all_tasks() if task is not asyncio.current_task())
         await asyncio.get_running_loop().shutdown_default_executor()
 
     def _live(self) -> Client:
