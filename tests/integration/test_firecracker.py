@@ -30,6 +30,7 @@ from tests.contract.driver_rigs import Ends, wait_until
 from tests.guest.build import build_guest
 from tests.guest.halting import write_speaking_kernel
 from tests.integration.firecracker_site import NEVER, UID, Site
+from tests.tap_guest import TapGuest
 
 VM = "vm-01"
 SECRET = "eyJ0-the-credential-of-an-agent"
@@ -348,6 +349,23 @@ def test_a_tap_in_use_is_told_and_may_pass(site: Site) -> None:
     assert driver.inspect(VM, placement, handle).presence == "running"
     driver.destroy(VM, placement, handle, NEVER)
     driver.destroy("vm-02", other, None, NEVER)
+    assert site.leftovers() == []
+
+
+def test_a_tap_that_another_process_lets_go_of_soon_is_waited_for(site: Site) -> None:
+    """As a child between fork and exec does, with its copy of the descriptor that we closed."""
+    holders: list[TapGuest] = []
+
+    def reach(point: str) -> None:
+        if point == "firecracker.spawn.api":
+            holders.append(TapGuest(site.lease(VM), site.segment.path))
+            threading.Timer(0.2, holders[0].__exit__, (None, None, None)).start()
+
+    driver = site.driver(reach)
+    placement, handle = site.spawn(driver, VM)
+    assert len(holders) == 1, "the TAP was held while it was configured"
+    assert driver.inspect(VM, placement, handle).presence == "running"
+    driver.destroy(VM, placement, handle, NEVER)
     assert site.leftovers() == []
 
 

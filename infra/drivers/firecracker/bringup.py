@@ -21,6 +21,7 @@ from infra.host_process.watcher import Watched, Watcher, describe
 
 API_LOOK_S = 0.02
 LOOSEN_EVERY_S = 0.1
+TAP_BUSY_WAIT_S = 1.0
 _STDERR_LINES = 5
 _COLLECT_WAIT_S = 1.0
 _BUSY = ("resource busy", "cannot allocate memory", "no space left", "too many open files")
@@ -116,17 +117,33 @@ class Bringup:
             raise self._no_api(watched)
         self._reach("firecracker.spawn.api")
         try:
-            api.call(
-                *machine.requests(
-                    self._what.size, self._what.boot_args, self._what.lease, self._what.document
-                )
-            )
+            self._tell(api)
             self._reach("firecracker.spawn.configured")
             self._go_on()
             api.start()
         except ApiError as error:
             raise self._refused(error, watched) from error
         self._reach("firecracker.spawn.running")
+
+    def _tell(self, api: Api) -> None:
+        """Tell it everything; again, for a short while, when its TAP is busy.
+
+        We closed the TAP a moment ago, and a process that another thread was starting just then keeps a copy of our
+        descriptor until its exec is through. Every request replaces what an earlier one said.
+        """
+        requests = machine.requests(
+            self._what.size, self._what.boot_args, self._what.lease, self._what.document
+        )
+        deadline = time.monotonic() + TAP_BUSY_WAIT_S
+        while True:
+            try:
+                api.call(*requests)
+            except ApiError as error:
+                if not _is_busy_tap(error) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(API_LOOK_S)
+            else:
+                return
 
     def _hopeless(self, watched: Watched) -> bool:
         if self._config.use_sudo and time.monotonic() - self._loosened_at >= LOOSEN_EVERY_S:
@@ -179,3 +196,7 @@ class Bringup:
     def _go_on(self) -> None:
         if self._abort.is_set():
             raise DriverError("aborted", "called off while it was made", transient=True)
+
+
+def _is_busy_tap(error: ApiError) -> bool:
+    return error.path.startswith("/network-interfaces/") and "resource busy" in error.body.lower()
