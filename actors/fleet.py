@@ -25,6 +25,7 @@ from actors.decisions.labels import NoMatch, RoutableScaler, Route, match
 from actors.decisions.resources import ResourceSpec, resolve
 from actors.decisions.vm import NoteConfigAcked
 from actors.errors import LogUnavailable, Refused
+from actors.lending import waiting_thread
 from actors.world import Call, World, tell
 from events import subjects
 from events.vm import Requested
@@ -213,7 +214,9 @@ class Fleet:
             TimeoutError: no answer in time; the command may still take effect, the log tells.
         """
         future: Future[Any] = Future()
-        if not tell(ref, call._replace(reply=lambda result: _settle(future, result))):
+        with waiting_thread():
+            told = tell(ref, call._replace(reply=lambda result: _settle(future, result)))
+        if not told:
             raise Refused("ended", "its actor has just ended: look at the log for how")
         try:
             return future.result(timeout=self._answer_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from queue import Empty, Full, SimpleQueue
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from pykka._envelope import Envelope
 from pykka.messages import _ActorStop
 
 from actors.blocking import refuse_to_block
+from actors.lending import lend
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,18 @@ def answer(reply_to: Future[Any], value: Any = None, error: BaseException | None
             reply_to.set_exception((type(error), error, error.__traceback__))
     except Full:
         logger.warning("a reply was dropped: its future had been settled by somebody else")
+
+
+class RunQueue(SimpleQueue["Mailbox | None"]):
+    """The mailboxes whose actors are due, in order; None ends whoever takes it.
+
+    `lends`: whether a thread outside the pool may serve a turn, see `actors.lending`.
+    """
+
+    def __init__(self, serve: Callable[[Mailbox], None], *, lends: bool) -> None:
+        super().__init__()
+        self.serve = serve
+        self.lends = lends
 
 
 class Mailbox:
@@ -68,7 +83,7 @@ class Mailbox:
         self.actor: Actor | None = None
         """Strong until the actor has ended: pykka's reference holds it only weakly."""
         self.limit = 0
-        self.run_queue: SimpleQueue[Mailbox | None] | None = None
+        self.run_queue: RunQueue | None = None
         self.started = False
         """Whether the actor had its first turn. Touched by that actor's turn alone."""
         self._lock = threading.Lock()
@@ -241,4 +256,5 @@ class Mailbox:
 
     def _schedule(self) -> None:
         assert self.run_queue is not None, "an actor is scheduled by its start at the earliest"
-        self.run_queue.put(self)
+        if not (self.run_queue.lends and lend(partial(self.run_queue.serve, self))):
+            self.run_queue.put(self)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from pykka import Actor, ActorRef, ActorRegistry, Future, ThreadingFuture
@@ -15,7 +15,7 @@ from pykka._envelope import Envelope
 
 import actors.registry  # noqa: F401 - a pooled actor's end must not search a list of all actors
 from actors.blocking import serve
-from actors.mailbox import CLOSED, Mailbox, answer
+from actors.mailbox import CLOSED, Mailbox, RunQueue, answer
 
 logger = logging.getLogger("pykka")  # where the base class logs, too: one place to listen for actors
 
@@ -47,7 +47,7 @@ class ActorPool:
         self._name = name
         self._worker_count = workers
         self._workers: list[threading.Thread] = []
-        self._run_queue: SimpleQueue[Mailbox | None] = SimpleQueue()
+        self._run_queue = RunQueue(self._serve, lends=workers > 0)
         self._lock = threading.Lock()
         self._stopping = False
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from actors.lending import lent_thread, take_over
 from actors.ports import Decision, NotAppended, Outcome
 from events import subjects
 from events.codec import encode
@@ -25,7 +26,7 @@ _IDLE_S = 30.0
 
 
 class Appender:
-    """See `Journal.append`. One thread, one group in flight, one wire.
+    """See `Journal.append`. One group in flight, one wire, and one thread at it: ours, or a caller's that would wait.
 
     `done` is called by that thread, which must not be held up: it may only pass the outcome on. What it raises is
     logged. A decision refused at once (queue full, closed) is answered from the caller's thread.
@@ -73,9 +74,13 @@ class Appender:
             elif self._queued_facts + len(payloads) > self._queued_facts_max:
                 refusal = f"{self._queued_facts} facts wait to be appended already; the log is slow or away"
             else:
+                idle = not self._queue and not self._busy
                 self._queue.append(entry)
                 self._queued_facts += len(payloads)
-                self._changed.notify_all()
+                if idle and take_over(self._drive):
+                    self._busy = True
+                elif not self._busy:  # else whoever is at it looks again
+                    self._changed.notify_all()
                 return
         done(NotAppended(code="unavailable", detail=refusal, stored=False))
 
@@ -103,46 +108,75 @@ class Appender:
 
     def _run(self) -> None:
         while (group := self._next_group()) is not None:
-            if not group:
-                self._exchange.keep_alive()
-                continue
-            group = self._with_room(group)
-            if group:
-                self._commit(group)
+            try:
+                if group:
+                    self._commit(group)
+                else:
+                    self._exchange.keep_alive()
+            finally:
+                self._rest()
         self._exchange.drop()
 
-    def _next_group(self) -> list[Entry] | None:
-        """Take what fits together; empty after a quiet time, None at the end."""
+    def _drive(self) -> None:
+        """Commit one group on the thread of a caller, who found nobody at it and took the place of our thread."""
+        try:
+            with self._changed:
+                group = self._take()
+            self._commit(group)
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
         with self._changed:
             self._busy = False
-            self._changed.notify_all()
-            if not self._queue and not self._closed:
-                self._changed.wait(_IDLE_S)
-            if not self._queue:
-                return None if self._closed else []
-            group: list[Entry] = []
-            facts = 0
-            touched: set[str] = set()
-            while self._queue:
-                entry = self._queue[0]
-                mine = _touched(entry.decision)
-                # A second decision on an aggregate is told where it stands only when the first is through.
-                if facts + len(entry.payloads) > FACTS_MAX or not touched.isdisjoint(mine):
-                    break
-                touched |= mine
-                facts += len(entry.payloads)
-                group.append(self._queue.popleft())
-            self._queued_facts -= facts
-            self._busy = True
-            return group
+            if self._queue or self._closed:
+                self._changed.notify_all()
+
+    def _next_group(self) -> list[Entry] | None:
+        """Take what fits together, and the wire with it; empty after a quiet time, None at the end."""
+        with self._changed:
+            while True:
+                due = self._changed.wait_for(self._is_due, _IDLE_S)
+                if self._busy:  # a caller is at it: the wire is in use
+                    continue
+                if due and not self._queue:
+                    return None
+                self._busy = True
+                return self._take()
+
+    def _is_due(self) -> bool:
+        return not self._busy and (bool(self._queue) or self._closed)
+
+    def _take(self) -> list[Entry]:
+        group: list[Entry] = []
+        facts = 0
+        touched: set[str] = set()
+        while self._queue:
+            entry = self._queue[0]
+            mine = _touched(entry.decision)
+            # A second decision on an aggregate is told where it stands only when the first is through.
+            if facts + len(entry.payloads) > FACTS_MAX or not touched.isdisjoint(mine):
+                break
+            touched |= mine
+            facts += len(entry.payloads)
+            group.append(self._queue.popleft())
+        self._queued_facts -= facts
+        return group
 
     def _commit(self, group: list[Entry]) -> None:
+        group = self._with_room(group)
+        if not group:
+            return
         if len(group) <= _FEW and all(len(entry.payloads) == 1 for entry in group):
             outcomes = self._committer.pipelined(group)
         else:
             outcomes = self._committer.batch(group)
         told = list(zip(group, outcomes, strict=True))
         self._room.settle(group, (entry for entry, outcome in told if not isinstance(outcome, NotAppended)))
+        if len(told) == 1 and not self._queue:
+            with lent_thread():  # nobody waits for this thread: the actor need not wait for another one
+                _tell(*told[0])
+            return
         for entry, outcome in told:
             _tell(entry, outcome)
 

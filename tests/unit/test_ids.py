@@ -1,6 +1,9 @@
 """Ids: sorted by time, legal wherever they are used, and never met twice."""
 
 import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 from events.subjects import VM_ID
@@ -40,3 +43,28 @@ def test_attempts_are_128_bits_of_hex() -> None:
     made = {ids.random() for _ in range(1000)}
     assert len(made) == 1000
     assert all(re.fullmatch(r"[0-9a-f]{32}", text) for text in made)
+
+
+def test_attempts_never_meet_across_threads() -> None:
+    ids = SystemIds()
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: ids.random(), range(20_000)))
+    assert len(set(made)) == 20_000
+
+
+def test_a_forked_child_draws_its_own_attempts() -> None:
+    program = """
+import os
+from infra.ids import SystemIds
+ids = SystemIds()
+ids.random()
+if os.fork():
+    os.wait()
+print(*(ids.random() for _ in range(300)), flush=True)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    made = ran.stdout.split()
+    assert len(made) == 600
+    assert len(set(made)) == 600
