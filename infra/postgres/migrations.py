@@ -56,6 +56,8 @@ def migrate(connection: psycopg.Connection[Any], schema: str, place: str) -> int
 
 def _migrate(connection: psycopg.Connection[Any], schema: str, place: str) -> int:
     connection.execute("set local lock_timeout = '30s'")
+    # Tables stay made, whatever becomes of their last rows.
+    connection.execute("set local synchronous_commit = on")
     connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"fleetlog {schema}"])
     there = connection.execute(
         "select exists (select from pg_namespace where nspname = %s)", [schema]
