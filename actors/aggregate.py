@@ -11,6 +11,7 @@ from actors.pooled import PooledActor, tell_first
 from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
 from actors.world import Call, Observed, World, tell
 from events.envelope import Recorded
+from events.vm import SpawnStarted
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +243,11 @@ class Aggregate(PooledActor):
 
 
 def _name(proposal: Proposal) -> str:
-    """Name a crash point by the last fact of a proposal: the one the others are for."""
-    return str(proposal.facts[-1].event.__struct_config__.tag)
+    """Name a crash point by the last fact of a proposal, the one the others are for; a turn comes with a request."""
+    *others, event = [fact.event for fact in proposal.facts]
+    while others and isinstance(event, SpawnStarted):
+        event = others.pop()
+    return str(event.__struct_config__.tag)
 
 
 def _answer(call: Call, result: Any) -> None:

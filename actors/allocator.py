@@ -9,20 +9,50 @@ from actors.decisions.capacity import Held, Place, Routed, admit, check_demand
 from actors.errors import DriverError, Refused
 from actors.world import Call, World
 from events import subjects
+from events.backend import SlotTaken
 from events.coordinator import Started
 from events.demand import Placed
 from events.envelope import Recorded
-from events.vm import Requested
 from projections import allocator, backend, coordinator, demand
 from projections.allocator import AllocatorState
 from projections.backend import BackendState
 from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
+from projections.vm import VmState
 from projections.vm import evolve as evolve_vm
 
 
 class Leases:
     """Asks which addresses are held, over all networks; what is being decided counts."""
+
+
+class Turns:
+    """One scaler's throttle as admission sees it: who waits for a turn and who has one, derived from the fold."""
+
+    def __init__(self, state: BackendState) -> None:
+        self._waiting: set[str] = set()
+        self._starting: set[str] = set()
+        for vm in state.slots:
+            self.note(vm, state)
+
+    def note(self, vm: str, state: BackendState) -> None:
+        """Take note of how a machine stands now."""
+        slot = state.slots.get(vm)
+        for held, there in (
+            (self._waiting, slot is not None and slot.waiting),
+            (self._starting, slot is not None and slot.starting),
+        ):
+            if there:
+                held.add(vm)
+            else:
+                held.discard(vm)
+
+    def free(self, width: int) -> int:
+        """Return how many new machines may start at once: none past those that wait, whose turns the scaler gives.
+
+        Whom the scaler has just given a turn still waits here, so a late view makes a turn later, never one too many.
+        """
+        return 0 if self._waiting else max(width - len(self._starting), 0)
 
 
 class AllocatorActor(Aggregate):
@@ -45,6 +75,7 @@ class AllocatorActor(Aggregate):
         self.allocators = dict(allocators or {})
         self.coordinator = coordinator_state
         self.backends = dict(backends)
+        self._turns = {slot: Turns(state) for slot, state in backends.items()}
         self._demand = DemandState()  # of the demand that is decided now; read only after a conflict
         self._demand_key = ""
 
@@ -62,6 +93,7 @@ class AllocatorActor(Aggregate):
             allocator=self.allocators.get(routed.rules.network, AllocatorState()),
             demand=self._demand,
             live=self._live(),
+            turns=self._turns[routed.rules.slot].free(routed.rules.max_concurrent_spawns),
         )
         now = self.world.clock.now()
         try:
@@ -110,12 +142,18 @@ class AllocatorActor(Aggregate):
 
     def apply(self, facts: tuple[Recorded, ...]) -> None:
         """Evolve every aggregate of the batch, tell the others, and begin the new lives."""
+        begun: dict[str, VmState] = {}
         for fact in facts:
-            self._evolve(fact)
+            if fact.aggregate.startswith("vm."):
+                state = evolve_vm(begun.get(fact.aggregate), fact.event, fact)
+                begun[fact.aggregate] = state
+                self.world.router.slots[state.id] = state.slot  # by which its scaler is told of it
+                self._step(state.slot, fact)
+            else:
+                self._evolve(fact)
         self.world.router.publish(facts, self.actor_ref)
-        for fact in facts:
-            if isinstance(fact.event, Requested):
-                self.world.router.begin(evolve_vm(None, fact.event, fact))
+        for state in begun.values():
+            self.world.router.begin(state)
 
     def _evolve(self, fact: Recorded) -> None:
         kind = fact.aggregate.partition(".")[0]
@@ -124,6 +162,8 @@ class AllocatorActor(Aggregate):
         elif kind == "backend":
             state = self.backends.get(fact.aggregate, BackendState())
             self.backends[fact.aggregate] = backend.evolve(state, fact.event, fact)
+            if isinstance(fact.event, SlotTaken):
+                self._turns[fact.aggregate].note(fact.event.vm, self.backends[fact.aggregate])
         elif kind == "allocator":
             held = self.allocators.get(fact.aggregate, AllocatorState())
             self.allocators[fact.aggregate] = allocator.evolve(held, fact.event, fact)
@@ -141,7 +181,12 @@ class AllocatorActor(Aggregate):
         for network, state in self.allocators.items():
             self.allocators[network] = allocator.evolve_vm(state, fact.event, fact)
         if slot in self.backends:
-            self.backends[slot] = backend.evolve_vm(self.backends[slot], fact.event, fact)
+            self._step(slot, fact)
+
+    def _step(self, slot: str, fact: Recorded) -> None:
+        """Follow a step of a machine that holds the slot."""
+        self.backends[slot] = backend.evolve_vm(self.backends[slot], fact.event, fact)
+        self._turns[slot].note(fact.aggregate.removeprefix("vm."), self.backends[slot])
 
     def aggregates(self, call: Call) -> tuple[str, ...]:
         """Return every aggregate the decision rested on."""

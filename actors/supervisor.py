@@ -175,8 +175,8 @@ class Supervisor:
         self.world.router.allocator = self.world.pool.start(AllocatorActor, self.world, mine, backends, own)
 
     def _begin(self, state: VmState) -> None:
-        """Start the actor of a machine that was just requested."""
-        self._start_vm(state, Resume("wait-turn"))
+        """Start the actor of a machine that was just requested, and whose turn may have come with that."""
+        self._start_vm(state, Resume("spawn" if state.phase == "starting" else "wait-turn"))
 
     def _start_vm(self, state: VmState, resume: Resume) -> None:
         router = self.world.router

@@ -21,6 +21,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     vm: str
     requests: Resources
     taken_at: datetime
+    waiting: bool = True  # for its turn in the throttle
     starting: bool = False
     registered: bool = False
     ended: bool = False  # it takes no more work; the slot stays taken until nothing is left
@@ -96,27 +97,31 @@ def evolve_vm(state: BackendState, event: VmEvent, fact: Recorded) -> BackendSta
         return state
     match event:
         case SpawnStarted():
-            return _with(state, msgspec.structs.replace(slot, starting=True))
+            return _with(state, msgspec.structs.replace(slot, waiting=False, starting=True))
         case Spawned():
-            return _with(state, msgspec.structs.replace(slot, starting=False))
+            return _with(state, msgspec.structs.replace(slot, waiting=False, starting=False))
         case Registered():
             state = msgspec.structs.replace(state, failures=0, failed_at=None, last_failure="")
-            return _with(state, msgspec.structs.replace(slot, starting=False, registered=True))
+            return _with(state, msgspec.structs.replace(slot, waiting=False, starting=False, registered=True))
         case Failed() if slot.ended:
             return state  # told again after an actor's restart: a failure counts once
         case Failed(reason=reason, detail=detail):
-            state = _with(state, msgspec.structs.replace(slot, starting=False, ended=True))
+            state = _with(state, _ended(slot))
             if reason not in LAUNCH_FAILURES:
                 return state
             return msgspec.structs.replace(
                 state, failures=state.failures + 1, failed_at=fact.at, last_failure=detail or reason
             )
         case Draining():
-            return _with(state, msgspec.structs.replace(slot, starting=False, ended=True))
+            return _with(state, _ended(slot))
         case Reaped():
             return msgspec.structs.replace(state, slots=_map(state).delete(vm))
         case _:
             return state
+
+
+def _ended(slot: Slot) -> Slot:
+    return msgspec.structs.replace(slot, waiting=False, starting=False, ended=True)
 
 
 def _with(state: BackendState, slot: Slot) -> BackendState:

@@ -88,6 +88,7 @@ def slot_of(vm: VmState) -> Slot | None:
         vm=vm.id,
         requests=vm.requests,
         taken_at=vm.requested_at,
+        waiting=vm.phase == "requested",
         starting=vm.phase == "starting" and vm.registered_at is None,
         registered=vm.registered_at is not None,
         ended=vm.ended_at is not None,

@@ -28,8 +28,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 # Where it dies -> with which reason the life ends. It dies in the life of an agent with a short job.
 QUICK = {
-    "vm.spawn_started:before-append": "job-complete",
-    "vm.spawn_started:after-append": "job-complete",
     "spawn:before": "job-complete",
     "bare-metal.spawn.directory": "launch-failed",
     "bare-metal.spawn.cgroup": "launch-failed",
@@ -51,7 +49,7 @@ QUICK = {
     "vm.reaped:after-append": "job-complete",
 }
 REQUEST = ("vm.requested", "demand.placed")
-LIFE = ("vm.failed", "vm.taken_up", "vm.teardown_failed")
+LIFE = ("vm.spawn_started", "vm.failed", "vm.taken_up", "vm.teardown_failed")
 GATES = {"pause": "backend.paused", "resume": "backend.resumed", "drain": "backend.drain_started"}
 
 LIVES_TEST = "test_killed_in_a_life_the_next_coordinator_brings_it_to_its_end"
@@ -193,6 +191,24 @@ def test_killed_while_it_decides_a_demand_that_is_asked_again_a_job_gets_one_mac
     quick_place.open_gate()
     quick_place.wait_all_reaped()
     assert {state.reason for state in quick_place.lives().values()} == {"job-complete"}
+    quick_place.settle()
+
+
+@pytest.mark.parametrize("point", both("vm.spawn_started"))
+def test_killed_when_the_turn_comes_of_a_machine_that_waited_both_have_their_life(
+    quick_place: Place, point: str
+) -> None:
+    quick_place.configure(max_concurrent_spawns=1)
+    first = quick_place.start(crash_at=point)
+    with quick_place.asking("demand", "--labels", "quick", "--count", "2"):
+        assert first.wait_dead() == -signal.SIGKILL
+    stored = point.endswith(":after-append")
+    assert [state.phase == "requested" for state in quick_place.lives().values()].count(True) == (not stored)
+    quick_place.start()
+    quick_place.wait_all_reaped()
+    lives = quick_place.lives()
+    assert [state.reason for state in lives.values()] == ["job-complete", "job-complete"]
+    assert quick_place.starts() == dict.fromkeys(lives, 1)
     quick_place.settle()
 
 

@@ -48,11 +48,11 @@ def killed_life(point: str) -> VmState:
         place = MicrovmPlace(site, kinds={"quick": KINDS["quick"]})
         try:
             first = place.start(crash_at=point)
-            (vm,) = place.ask_for("quick")
-            assert first.wait_dead() == -signal.SIGKILL
+            with place.asking("demand", "--labels", "quick"):  # it may die before it has answered
+                assert first.wait_dead() == -signal.SIGKILL
             place.start()
-            place.wait_phase(vm, "reaped")
-            state = place.lives()[vm]
+            place.wait_all_reaped()
+            (state,) = place.lives().values()
             place.settle()
             return state
         finally:

@@ -28,10 +28,10 @@ STEPS = {
     "held": KINDS["held"],
     "panic": "sleep 100; panic",
     "hang": "sleep 100; hang",
-    "early": "exit-early",
+    "flood": "flood 150000; flood 150000 lines",
     "mute": "never-register; wait",
     "deaf": "never-register; ignore-ctrl-alt-del; wait",
-    "flood": "flood 150000; flood 150000 lines",
+    "early": "exit-early",  # the last: its scaler backs off once it has ended
 }
 
 

@@ -129,6 +129,7 @@ class Fleet:
             for name, machine in own.items():
                 slot = state.slots[name]
                 assert slot.ended == machine.ended
+                assert slot.waiting == (machine.phase == "requested")
                 assert slot.starting == (machine.phase == "starting")
                 assert slot.registered == (machine.registered_at is not None)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from actors.allocator import Turns
 from actors.commands import Demand
 from actors.driver import Exit
 from actors.errors import DriverError
@@ -351,7 +352,8 @@ def test_a_process_that_was_replaced_stops_at_once_and_leaves_no_fact_of_its_end
     assert not [fact for fact in simulation.journal.replay() if isinstance(fact.event, Stopped)]
 
 
-def test_two_processes_with_one_id_never_both_spawn_a_machine() -> None:
+def test_two_processes_with_one_id_never_both_spawn_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "free", lambda *_: 0)  # it waits for its turn, as behind others
     simulation = Simulation(13)
     simulation.demand("large")
     while not simulation.world.router.vms:

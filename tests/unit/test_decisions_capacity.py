@@ -5,6 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from actors.allocator import Turns
 from actors.commands import Answer, Demand, SetGate
 from actors.decisions.addresses import AddressPool, choose
 from actors.decisions.backend import decide as decide_gate
@@ -26,12 +27,12 @@ from events.backend import DrainStarted, Paused, Resumed, SlotTaken
 from events.coordinator import GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Resources
-from events.vm import Requested
+from events.vm import Reaped, Requested, Spawned, SpawnStarted, VmEvent
 from projections.allocator import AllocatorState
-from projections.backend import BackendState, Gate, Slot
+from projections.backend import BackendState, Gate, Slot, evolve, evolve_vm
 from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
-from tests.given import AT, SLOT
+from tests.given import AT, HANDLE, SLOT, recorded
 
 GIB = 1 << 30
 SITE = Site(coordinator="alpha", host="alpha-host", boot_id="boot-1")
@@ -93,6 +94,66 @@ def test_a_slot_is_taken_everywhere_in_one_batch_with_what_each_append_expects()
         ("spawning", "a-0", "small", "bare-metal"),
         ("spawning", "a-1", "small", "bare-metal"),
     ]
+
+
+def test_a_turn_that_is_free_comes_with_the_request() -> None:
+    holding = msgspec.structs.replace(held(), turns=1)
+    facts = [f for f in ask(routed(2), holding).facts if f.aggregate.startswith("vm.")]
+    assert [(f.aggregate, f.version, f.expected_sequence, type(f.event)) for f in facts] == [
+        ("vm.a-0", 1, 0, Requested),
+        ("vm.a-0", 2, None, SpawnStarted),
+        ("vm.a-1", 1, 0, Requested),
+    ]
+
+
+def test_a_turn_that_waits_for_no_one_is_given_to_a_granted_machine_only() -> None:
+    holding = msgspec.structs.replace(held(2), turns=5)
+    events = [type(f.event) for f in ask(routed(3), holding).facts]
+    assert events.count(Requested) == events.count(SpawnStarted) == 1
+
+
+def turns_of(**phases: str) -> Turns:
+    slots = {
+        vm: Slot(
+            vm=vm,
+            requests=Resources(),
+            taken_at=AT,
+            waiting=phase == "waiting",
+            starting=phase == "starting",
+        )
+        for vm, phase in phases.items()
+    }
+    return Turns(BackendState(slots=slots))
+
+
+def test_turns_are_what_the_throttle_leaves() -> None:
+    assert turns_of().free(4) == 4
+    assert turns_of(a="starting", b="running").free(4) == 3
+    assert turns_of(a="starting", b="starting").free(1) == 0, "a width made smaller"
+
+
+def test_nobody_gets_a_turn_past_one_that_waits() -> None:
+    assert turns_of(a="waiting").free(4) == 0
+    assert turns_of(a="waiting", b="running").free(4) == 0
+
+
+def test_turns_follow_every_step_of_a_machine() -> None:
+    state = BackendState()
+    turns = Turns(state)
+    taken = SlotTaken(vm="a", requests=Resources())
+    state = evolve(state, taken, recorded(taken, 1, aggregate=SLOT, sequence=1))
+    turns.note("a", state)
+    assert turns.free(2) == 0
+    steps: list[tuple[VmEvent, int]] = [
+        (SpawnStarted(), 1),
+        (Spawned(handle=HANDLE), 2),
+        (Reaped(reason="job-complete", evidence="none", slot=SLOT), 2),
+    ]
+    for sequence, (event, free) in enumerate(steps, 2):
+        fact = recorded(event, sequence, aggregate="vm.a", sequence=sequence)
+        state = evolve_vm(state, event, fact)
+        turns.note("a", state)
+        assert turns.free(2) == free, event
 
 
 def test_the_request_holds_all_that_teardown_will_need() -> None:
@@ -296,7 +357,8 @@ def test_a_job_gets_one_agent() -> None:
 
 def test_the_largest_demand_stays_within_one_atomic_batch() -> None:
     rules = msgspec.structs.replace(RULES, max_agents=1000)
-    assert len(ask(routed(COUNT_MOST, rules=rules), held(most=1000)).facts) <= 1000
+    holding = msgspec.structs.replace(held(most=1000), turns=1000)
+    assert COUNT_MOST * 4 <= len(ask(routed(COUNT_MOST, rules=rules), holding).facts) <= 1000
 
 
 @pytest.mark.parametrize(
