@@ -14,6 +14,7 @@ Met = Literal["yes", "NO", ""]
 class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One measured value. `baseline` is of the same run and the same unit; a target is on the ratio or the value.
 
+    A baseline that could not be measured has no value, its name says why, and a target on the ratio is missed.
     `spread` has the lowest and the highest round. `scripted`: no machine was started, a driver only said so.
     """
 
@@ -26,6 +27,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     paired_ratio: float | None = None  # of rounds that took turns: the median of their own ratios
     ratio_at_least: float | None = None
     ratio_at_most: float | None = None
+    ratio_below: float | None = None
     value_below: float | None = None
     spread: tuple[float, float] | None = None
     scripted: bool = False
@@ -44,6 +46,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return f"ratio >= {self.ratio_at_least:g}"
         if self.ratio_at_most is not None:
             return f"ratio <= {self.ratio_at_most:g}"
+        if self.ratio_below is not None:
+            return f"ratio < {self.ratio_below:g}"
         return "" if self.value_below is None else f"< {self.value_below:g} {self.unit}"
 
     @property
@@ -53,6 +57,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return "yes" if self.ratio is not None and self.ratio >= self.ratio_at_least else "NO"
         if self.ratio_at_most is not None:
             return "yes" if self.ratio is not None and self.ratio <= self.ratio_at_most else "NO"
+        if self.ratio_below is not None:
+            return "yes" if self.ratio is not None and self.ratio < self.ratio_below else "NO"
         if self.value_below is not None:
             return "yes" if self.value < self.value_below else "NO"
         return ""
@@ -120,7 +126,10 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.name + (" [scripted]" if figure.scripted else ""),
         f"{shown(figure.value)} {figure.unit}",
         "" if figure.spread is None else f"{shown(figure.spread[0])}..{shown(figure.spread[1])}",
-        "" if figure.baseline is None else f"{shown(figure.baseline)} ({figure.baseline_name})",
+        # Without a value the name alone: why there is none.
+        figure.baseline_name
+        if figure.baseline is None
+        else f"{shown(figure.baseline)} ({figure.baseline_name})",
         "" if ratio is None else f"{ratio:.2f}",
         figure.target,
         figure.met,

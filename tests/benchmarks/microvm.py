@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,30 +13,23 @@ from typing import Any
 
 from actors.commands import Demand, RemoveAgent
 from actors.decisions.addresses import lease_of
-from actors.driver import Abort, SpawnOrder
-from actors.ports import Appended, Decision, Outcome
-from events.vm import Handle, Registered, Requested, SpawnStarted
+from events.vm import Reaped, Registered, Requested, Spawned, SpawnStarted
 from infra.app import Coordinator
-from infra.config.firecracker import FirecrackerLabelSet, FirecrackerScaler
 from infra.drivers.firecracker.config import SPAWN_WIDTH
-from infra.drivers.firecracker.driver import FirecrackerDriver
 from infra.network.namespace import entered
 from infra.network.policy import Policy
 from tests.benchmarks.figures import Figure, middle, paired
-from tests.benchmarks.microvm_raw import OVERLAY_MIB, UID, Kit, RawMachine
-from tests.benchmarks.stage import SCALER, Stage, coordinator, fleet, say
-from tests.guest.binaries import fetch_binaries
-from tests.guest.build import build_guest
-from tests.guest.halting import write_halting_kernel
-from tests.guest.rootfs import make_rootfs
+from tests.benchmarks.microvm_images import GUEST, STILL, make_images, scaler_of
+from tests.benchmarks.microvm_raw import OVERLAY_MIB, Kit, RawMachine
+from tests.benchmarks.microvm_watch import Watch
+from tests.benchmarks.peers.comparison import Comparison
+from tests.benchmarks.peers.peer import Images, Peer, Times, running_peers
+from tests.benchmarks.stage import Stage, coordinator, fleet, say
 from tests.network_site import network_site
 
 MOST_RATIO = 1.25
 MOST_BYTES = 1 << 20
 BURSTS = (8, 32)
-STILL, GUEST = ("still",), ("guest",)
-"""Machines that halt at once, so that the host is measured and not its emulation of guests; and agents."""
-
 WAIT_S, LOOK_EVERY_S = 120.0, 0.03
 
 _RAW_HOSTS = 200
@@ -52,132 +42,39 @@ def measure(stage: Stage) -> list[Figure]:
     if os.geteuid() != 0 or lacks:
         say(f"microvm: left out, it needs root, /dev/kvm and /dev/net/tun ({', '.join(lacks) or 'not root'})")
         return []
-    fetch_binaries()
-    with network_site() as site, entered(site.host):
-        place = _Images(stage)
-        with coordinator(stage.directory("microvm"), fleet(place.scaler())) as running:
-            bench = _Bench(running, place, stage)
-            bench.warm_up()
-            return [*bench.starts(), *bench.agents(), *bench.memory()]
-
-
-class _Images:
-    def __init__(self, stage: Stage) -> None:
-        self.base = stage.root / "j"
-        self.base.mkdir()
-        self.binaries = fetch_binaries()
-        self.kernel = write_halting_kernel(stage.root / "halt.elf")
-        self.rootfs = make_rootfs(stage.root / "rootfs.ext4")
-
-    def scaler(self) -> FirecrackerScaler:
-        rest: dict[str, Any] = {"rootfs_path": str(self.rootfs), "overlay_mib": OVERLAY_MIB}
-        return FirecrackerScaler(
-            name=SCALER,
-            backend="firecracker",
-            max_agents=250,
-            max_concurrent_spawns=250,
-            register_timeout_s=3600,
-            heartbeat_grace_s=3600,
-            stop_grace_s=0,
-            firecracker_path=str(self.binaries.firecracker),
-            jailer_path=str(self.binaries.jailer),
-            kernel_path=str(self.kernel),
-            uid=UID,
-            gid=UID,
-            chroot_base=str(self.base),
-            vcpus=1,
-            mem_mib=64,
-            label_sets=(
-                FirecrackerLabelSet(labels=STILL, **rest),
-                FirecrackerLabelSet(
-                    labels=GUEST, kernel_path=str(build_guest()), env={"GUEST_TEST": "wait"}, **rest
-                ),
-            ),
-        )
-
-
-class _Watch:
-    """When what happened to each machine, by the monotonic clock, and which programs were executed meanwhile."""
-
-    def __init__(self, running: Coordinator) -> None:
-        self.noted_s: dict[type, dict[str, float]] = {Requested: {}, SpawnStarted: {}, Registered: {}}
-        self.running_s: dict[str, float] = {}
-        self.destroyed_ms: list[float] = []
-        self.executed: Counter[str] = Counter()
-        self.counting = False
-        self._mine = threading.local()
-        self._watch_journal(running)
-        (driver,) = running.world.drivers.values()
-        assert isinstance(driver, FirecrackerDriver)
-        self._watch_driver(driver)
-        sys.addaudithook(self._audit)
-
-    def _watch_journal(self, running: Coordinator) -> None:
-        append = running.journal.append
-
-        def watched(decision: Decision, done: Callable[[Outcome], None]) -> None:
-            def acknowledged(outcome: Outcome) -> None:
-                now = time.monotonic()
-                if isinstance(outcome, Appended):
-                    for fact in outcome.facts:
-                        if type(fact.event) in self.noted_s:
-                            self.noted_s[type(fact.event)][fact.aggregate.removeprefix("vm.")] = now
-                done(outcome)
-
-            append(decision, acknowledged)
-
-        running.journal.append = watched  # type: ignore[method-assign]
-
-    def _watch_driver(self, driver: FirecrackerDriver) -> None:
-        spawn, destroy = driver.spawn, driver.destroy
-
-        def spawned(order: SpawnOrder, abort: Abort) -> Handle:
-            self._mine.vm = order.vm
-            return spawn(order, abort)
-
-        def reached(point: str) -> None:
-            if point == "firecracker.spawn.running":
-                self.running_s[self._mine.vm] = time.monotonic()
-
-        def destroyed(vm: str, placement: dict[str, Any], handle: Handle | None, abort: Abort) -> str:
-            began_s = time.monotonic()
-            evidence = destroy(vm, placement, handle, abort)
-            self.destroyed_ms.append((time.monotonic() - began_s) * 1000)
-            return evidence
-
-        driver.spawn, driver.destroy, driver._reach = spawned, destroyed, reached  # type: ignore[method-assign]
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.counting and event in {
-            "os.posix_spawn",
-            "subprocess.Popen",
-            "os.fork",
-            "os.system",
-            "os.exec",
-        }:
-            self.executed[Path(str(arguments[0] if arguments else event)).name] += 1
-
-    def ms(self, since: type, vms: Sequence[str], until: dict[str, float] | None = None) -> float:
-        """Return how long it took from the first of these facts until all machines had come so far."""
-        until = self.running_s if until is None else until
-        return (max(until[vm] for vm in vms) - min(self.noted_s[since][vm] for vm in vms)) * 1000
+    images = make_images(stage)
+    base = stage.root / "j"
+    base.mkdir()
+    # The peers first: their packages are fetched, and there is no way out of the site.
+    with (
+        running_peers(stage, images) as peers,
+        network_site() as site,
+        entered(site.host),
+        coordinator(stage.directory("microvm"), fleet(scaler_of(images, base))) as running,
+    ):
+        bench = _Bench(running, images, base, stage, peers)
+        bench.warm_up()
+        return [*bench.starts(), *bench.agents(), *bench.memory()]
 
 
 class _Bench:
-    def __init__(self, running: Coordinator, images: _Images, stage: Stage) -> None:
-        self.running, self.scale = running, stage.scale
-        self.watch = _Watch(running)
+    def __init__(
+        self, running: Coordinator, images: Images, base: Path, stage: Stage, peers: Sequence[Peer]
+    ) -> None:
+        self.running, self.scale, self.peers = running, stage.scale, peers
+        self.watch = Watch(running)
+        self.asked_s = 0.0
         self.spawned = 0
         self._made = 0
         network = running.hosting.network
         if network is None or running.hosting.trouble:
             raise RuntimeError(f"no network to measure in: {running.hosting.trouble}")
         self.kit = Kit(
-            images.base,
+            base,
             images.binaries,
             images.kernel,
             images.rootfs,
-            images.base / "firecracker" / ".overlay-templates" / f"overlay-{OVERLAY_MIB}mib.ext4",
+            base / "firecracker" / ".overlay-templates" / f"overlay-{OVERLAY_MIB}mib.ext4",
             network,
             Policy(host_access=("10.44.0.1:53", "*:4222")),
         )
@@ -186,6 +83,7 @@ class _Bench:
 
     def ask(self, labels: tuple[str, ...], count: int) -> list[str]:
         demand = Demand(id=self.running.ids.random(), labels=labels, count=count)
+        self.asked_s = time.monotonic()
         found = [answer.vm for answer in self.running.fleet.demand(demand) if answer.vm is not None]
         if len(found) != count:
             raise RuntimeError(f"{count - len(found)} of {count} demands were refused")
@@ -200,13 +98,16 @@ class _Bench:
         self.spawned += count
         return vms
 
-    def end(self, vms: Sequence[str]) -> None:
+    def end(self, vms: Sequence[str]) -> float:
+        """Have machines removed; return how long until all were noted as gone, in milliseconds."""
         known = self.running.router.vms
         # Recorded as running first: only then its end is a teardown of a machine, not a spawn called off.
         wait_until(lambda: not any(vm in self.running.world.in_flight for vm in vms), "all spawns are over")
+        began_s = time.monotonic()
         for vm in vms:
             self.running.fleet.remove(RemoveAgent(vm=vm, by="bench", force=True))
         wait_until(lambda: not any(vm in known for vm in vms), "all are gone")
+        return (max(self.watch.noted_s[Reaped][vm] for vm in vms) - began_s) * 1000
 
     def raw(self, count: int, width: int = SPAWN_WIDTH) -> tuple[float, float]:
         """Start and end machines by hand, `width` at once; return both in milliseconds."""
@@ -227,6 +128,8 @@ class _Bench:
         """Have the overlay template made, and TAPs kept on both sides as on a host that has been at work."""
         self.end(self.ours(max(BURSTS)))
         self.raw(max(BURSTS))
+        for peer in self.peers:
+            peer.round(max(BURSTS))
         self.watch.destroyed_ms.clear()
         self.watch.executed.clear()
         self.spawned = 0
@@ -254,13 +157,18 @@ class _Bench:
     def _compare(self, count: int, rounds: int) -> list[Figure]:
         since: dict[type, list[float]] = {Requested: [], SpawnStarted: []}
         by_hand: dict[int, list[float]] = {width: [] for width in {min(count, SPAWN_WIDTH), count}}
+        asked: list[Times] = []
+        comparison = Comparison(self.peers, count)
+        turns = [
+            lambda: asked.append(self._our_round(count, since)),
+            lambda: self._raw_round(count, by_hand),
+            *comparison.turns(),
+        ]
         for number in range(rounds):
-            # Who comes first changes: the end of one's machines may disturb the start of the other's.
-            if number % 2:
-                self._our_round(count, since)
-            self._raw_round(count, by_hand)
-            if not number % 2:
-                self._our_round(count, since)
+            # Who comes first changes: the end of one's machines may disturb the start of another's.
+            first = number % len(turns)
+            for turn in (*turns[first:], *turns[:first]):
+                turn()
         # By hand: as many at once as we have, or all at once, whichever is faster.
         width = min(by_hand, key=lambda each: median(by_hand[each]))
         bare = by_hand[width]
@@ -280,13 +188,15 @@ class _Bench:
                     ratio_at_most=MOST_RATIO if event is Requested else None,
                 )
             )
-        return figures
+        return [*figures, *comparison.figures(asked)]
 
-    def _our_round(self, count: int, since: dict[type, list[float]]) -> None:
+    def _our_round(self, count: int, since: dict[type, list[float]]) -> Times:
         vms = self.ours(count)
         for event, values in since.items():
             values.append(self.watch.ms(event, vms))
-        self.end(vms)
+        gone_ms = self.end(vms)  # waits until all are noted as running first
+        noted_s = self.watch.noted_s[Spawned]
+        return Times((max(noted_s[vm] for vm in vms) - self.asked_s) * 1000, gone_ms)
 
     def _raw_round(self, count: int, by_hand: dict[int, list[float]]) -> None:
         for width, values in by_hand.items():

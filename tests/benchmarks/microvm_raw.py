@@ -22,6 +22,7 @@ from tests.guest.binaries import Binaries
 UID = 30_000
 LOOK_S = 0.0003
 OVERLAY_MIB = 16
+MEMORY_MIB = 128
 
 
 class Kit(NamedTuple):
@@ -106,7 +107,7 @@ class RawMachine:
         lease = self.lease
         address = f"ip={lease.address}::{lease.gateway}:{lease.netmask}::eth0:off"
         return [
-            ("/machine-config", {"vcpu_count": 1, "mem_size_mib": 64}),
+            ("/machine-config", {"vcpu_count": 1, "mem_size_mib": MEMORY_MIB}),
             ("/boot-source", {"kernel_image_path": "/kernel", "boot_args": f"console=ttyS0 {address}"}),
             ("/drives/rootfs", _drive("rootfs", root=True)),
             ("/drives/overlay", _drive("overlay", root=False)),
