@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
-from tests.benchmarks.figures import Figure, middle, paired
+from tests.benchmarks.figures import Figure, middle, paired, shown
 from tests.benchmarks.peers.peer import Peer, Times
 from tests.benchmarks.stage import say
 
@@ -37,11 +36,13 @@ class Comparison:
     def _figure(self, name: str, peer: Peer, part: int, ours: Sequence[Times]) -> Figure:
         value, spread = middle([times[part] for times in ours])
         both = [(our[part], their[part]) for our, their in self._pairs(peer, ours)]
-        failed = len(ours) - len(both)
-        label = f"{peer.name}; {failed} of {len(ours)} rounds failed: {peer.trouble}" if failed else peer.name
-        baseline = median(their for _, their in both) if both else None
-        if baseline is not None:
-            say(f"microvm: {name}: {value:.1f} ms, {peer.name} {baseline:.1f} ms")
+        baseline, label = None, f"not measured: {peer.name}: {peer.trouble}"
+        if both:
+            baseline, (least, most) = middle([their for _, their in both])
+            label = f"{peer.name}, {shown(least)}..{shown(most)}"
+            if failed := len(ours) - len(both):
+                label += f"; {failed} of {len(ours)} rounds failed: {peer.trouble}"
+        say(f"microvm: {name}: {value:.1f} ms; {'' if baseline is None else f'{baseline:.1f} ms '}({label})")
         return Figure(
             benchmark="microvm",
             name=name,
@@ -49,7 +50,7 @@ class Comparison:
             unit="ms",
             spread=spread,
             baseline=baseline,
-            baseline_name=label if both else f"not measured: {peer.name}: {peer.trouble}",
+            baseline_name=label,
             paired_ratio=paired(*zip(*both, strict=True)) if both else None,
             ratio_below=RATIO_BELOW if part == 0 else None,
         )

@@ -73,8 +73,17 @@ def _ask(method: str, path: str, content: str | None = None) -> bytes:
     finally:
         connection.close()
     if answer.status >= http.client.BAD_REQUEST:
-        raise RuntimeError(f"husker: {method} {path}: {answer.status} {body.decode(errors='replace')}")
+        raise RuntimeError(f"{method} {path}: {answer.status} {_first_line(body)}")
     return body
+
+
+def _first_line(body: bytes) -> str:
+    """Return what went wrong; below it there may be a log."""
+    try:
+        text = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = body.decode(errors="replace")
+    return text.partition("\n")[0]
 
 
 if __name__ == "__main__":
