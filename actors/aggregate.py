@@ -10,7 +10,9 @@ from actors.errors import Conflict, LogFull, LogUnavailable, Refused
 from actors.pooled import PooledActor, tell_first
 from actors.ports import Appended, Conflicted, Decision, NewFact, NotAppended, Outcome
 from actors.world import Call, Observed, World, tell
+from events.claim import ClaimRegistered
 from events.envelope import Recorded
+from events.scale import Down, Up
 from events.vm import SpawnStarted
 
 logger = logging.getLogger(__name__)
@@ -243,9 +245,9 @@ class Aggregate(PooledActor):
 
 
 def _name(proposal: Proposal) -> str:
-    """Name a crash point by the last fact of a proposal, the one the others are for; a turn comes with a request."""
+    """Name a crash point by the last fact of a proposal, the one the others are for, without what only goes with one."""
     *others, event = [fact.event for fact in proposal.facts]
-    while others and isinstance(event, SpawnStarted):
+    while others and isinstance(event, SpawnStarted | ClaimRegistered | Up | Down):
         event = others.pop()
     return str(event.__struct_config__.tag)
 

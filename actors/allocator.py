@@ -3,6 +3,7 @@
 import msgspec
 
 from actors.aggregate import Aggregate, Proposal
+from actors.cloud import claim_code
 from actors.commands import Answer
 from actors.decisions.addresses import Lease, choose
 from actors.decisions.capacity import Held, Place, Routed, admit, check_demand
@@ -129,7 +130,8 @@ class AllocatorActor(Aggregate):
                     continue
                 held = msgspec.structs.replace(held, leases={**held.leases, lease.address: vm})
             placement = driver.plan(vm, rules.name, routed.labels, lease)
-            places.append(Place(vm=vm, placement=placement, lease=lease))
+            code = "" if rules.terms is None else claim_code(self.world.ids)
+            places.append(Place(vm=vm, placement=placement, lease=lease, code=code))
         return tuple(places)
 
     def _live(self) -> frozenset[str]:
@@ -202,8 +204,8 @@ class AllocatorActor(Aggregate):
             if aggregate.startswith("demand."):
                 self._demand = _fold_demand(facts)
                 continue
-            if aggregate.startswith("vm."):
-                continue  # begun by `apply`; its own actor follows it from there
+            if aggregate.startswith(("vm.", "claim.", "scale.")):
+                continue  # a new machine's: begun by `apply`; its own actor follows it from there
             known = self._version(aggregate)
             for fact in facts:
                 if fact.version <= known:

@@ -81,6 +81,39 @@ class RemoveAgent(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False
 
 
+Verdict = Literal[
+    "accepted",  # a machine is on its way; the provisioner answers for it from now on
+    "failed",  # there will be none; the reason is in the detail
+    "terminated",  # nothing of it is left, if there ever was anything
+]
+
+
+class ReportProvision(msgspec.Struct, frozen=True, kw_only=True):
+    """A target's provisioner says what became of a machine. `permanent`: trying again would fail as well."""
+
+    vm: str
+    target: str
+    verdict: Verdict
+    reference: str = ""
+    detail: str = ""
+    permanent: bool = False
+
+
+class RedeemClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine shows its claim code, as the sha256 of it in hex, and the public nkey its credential is to be for."""
+
+    digest: str
+    public_key: str
+
+
+class Redeemed(msgspec.Struct, frozen=True, kw_only=True):
+    """The code is spent, for this key; a credential may be minted now."""
+
+    vm: str
+    labels: tuple[str, ...]
+    nats_url: str
+
+
 class SetGate(msgspec.Struct, frozen=True, kw_only=True):
     """Pause, resume or drain a scaler."""
 
@@ -149,4 +182,30 @@ class FrontDoor(Protocol):
 
     def log_tail(self, vm: str, lines: int) -> tuple[str, ...]:
         """Return the last lines of a machine of this host."""
+        ...
+
+
+class Provisioning(Protocol):
+    """What provisioners' answers are told to."""
+
+    def provisioned(self, command: ReportProvision) -> bool:
+        """Note what a provisioner says. Repeatable. False: another coordinator has the duty and will answer.
+
+        Raises:
+            Refused: the machine is unknown, or not one of this target's.
+            Conflict, LogUnavailable, TimeoutError: as in every `FrontDoor`.
+        """
+        ...
+
+
+class Claims(Protocol):
+    """What machines show their claim codes to."""
+
+    def redeem(self, command: RedeemClaim) -> Redeemed:
+        """Spend a claim code, once for all coordinators; the same key may ask again for what it was given.
+
+        Raises:
+            Refused: `invalid-claim`, `claim-consumed`, `claim-expired`, or `ended`: the machine's life is over.
+            Conflict, LogUnavailable: as in every `FrontDoor`.
+        """
         ...

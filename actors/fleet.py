@@ -17,11 +17,13 @@ from actors.commands import (
     RegisterAgent,
     Registration,
     RemoveAgent,
+    ReportProvision,
     ScalerStatus,
     SetGate,
 )
 from actors.decisions.capacity import Routed, ScalerRules, check_demand
 from actors.decisions.labels import NoMatch, RoutableScaler, Route, match
+from actors.decisions.provision import note_provision
 from actors.decisions.resources import ResourceSpec, resolve
 from actors.decisions.vm import NoteConfigAcked
 from actors.errors import LogUnavailable, Refused
@@ -169,6 +171,24 @@ class Fleet:
             self._explain_absence(command.vm)
             raise Refused("elsewhere", f"agent {command.vm} belongs to another coordinator: ask that one")
         self._ask(ref, Call(command, cause=f"operator:{command.by}"))
+
+    def provisioned(self, command: ReportProvision) -> bool:
+        """Note what a provisioner says of one of its machines; False when another coordinator has the duty.
+
+        Raises:
+            Refused: the machine is unknown, or was never offered to this target.
+        """
+        ref = self._world.router.vms.get(command.vm)
+        if ref is not None:
+            self._ask(ref, Call(command, cause=f"provisioner:{command.target}"))
+            return True
+        state = fold(self._world.journal.read(subjects.vm(command.vm)))
+        if state is None:
+            raise Refused("unknown-agent", f"agent {command.vm} is unknown: it was never requested")
+        note_provision(state, command)
+        if state.live and state.owner == self._world.site.coordinator:
+            raise LogUnavailable(f"agent {command.vm} is being taken up again: ask again in a moment")
+        return not state.live
 
     def set_gate(self, command: SetGate) -> None:
         """Pause, resume or drain a scaler.

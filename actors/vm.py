@@ -2,10 +2,12 @@
 
 import logging
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.aggregate import Aggregate, Proposal
+from actors.cloud import CloudMachine, claim_code
 from actors.commands import RegisterAgent, Registration
+from actors.decisions import scale
 from actors.decisions.capacity import ScalerRules
 from actors.decisions.recovery import Action
 from actors.decisions.vm import (
@@ -18,14 +20,16 @@ from actors.decisions.vm import (
     NoteSpawnFailed,
     NoteTeardownFailed,
     NoteTornDown,
+    NoteUnanswered,
     TakeUp,
     decide,
 )
 from actors.driver import Found
 from actors.errors import Refused
 from actors.machine import Machine, Resume
-from actors.ports import following
-from actors.world import Call, Enlist, World
+from actors.ports import NewFact, following
+from actors.silence import Silence
+from actors.world import Call, Due, Enlist, World
 from events import subjects
 from events.envelope import Recorded
 from events.vm import (
@@ -42,6 +46,7 @@ from events.vm import (
     SpawnStarted,
     TakenUp,
     TeardownFailed,
+    VmEvent,
 )
 from projections.vm import VmState, deadline, evolve
 
@@ -63,27 +68,28 @@ STOP_GRACE_S = 5.0
 """What an agent is given between being told to stop and SIGTERM reaching it by the driver."""
 
 
-class _Due(NamedTuple):
-    what: str
-
-
 class VmActor(Aggregate):
     """One machine from its request until nothing of it is left. Ends itself with `vm.reaped`."""
 
     def __init__(self, world: World, state: VmState) -> None:
         super().__init__(world)
         self.state = state
-        self._suspect = False
+        self._silence = Silence(world, self.rules, state.id)
         self._early: Call | None = None  # a registration that came before the driver had answered
         self._late_handle: Handle | None = None  # of a spawn that came up after its life was over
-        self._machine = Machine(world, world.drivers[state.slot], state.id)
+        self._machine: Machine | CloudMachine
+        if (terms := self.rules.terms) is None:
+            self._machine = Machine(world, world.drivers[state.slot], state.id)
+        else:
+            self._machine = CloudMachine(world, terms, state.id)
         self._anchor(world.clock.now())
 
     # Decisions.
 
     def resolve(self, call: Call) -> Proposal | None:
         """Decide by the pure function; a registration ahead of its `vm.spawned` waits for it."""
-        if isinstance(call.command, RegisterAgent) and self.state.phase == "starting":
+        early = self.state.phase == "starting" and self.rules.terms is None
+        if isinstance(call.command, RegisterAgent) and early:
             if self._early is not None and self._early.reply is not None:
                 self._early.reply(Refused("not-started", "another registration came after this one"))
             self._early = call
@@ -92,8 +98,20 @@ class VmActor(Aggregate):
         self._note_without_fact(call.command)
         state = self.state
         facts = following(subjects.vm(state.id), state.version, state.sequence, events)
+        facts += self._told_with(call.command, events)
         result = self._registration() if isinstance(call.command, RegisterAgent) else None
         return Proposal(facts=facts, result=result, teardown=True)
+
+    def _told_with(self, command: Any, events: tuple[VmEvent, ...]) -> tuple[NewFact, ...]:
+        """Return what the provisioners of a cloud machine are told in the same batch."""
+        terms, state, now = self.rules.terms, self.state, self.world.clock.now()
+        if terms is None or not events:
+            return ()
+        if isinstance(events[0], SpawnStarted):
+            return scale.offer(state.id, state, terms, claim_code(self.world.ids), now)
+        if isinstance(command, NoteUnanswered):
+            return scale.withdraw_again(state, command.offered, terms, now)
+        return scale.withdraw(state, events, terms, now)
 
     def _registration(self) -> Registration:
         state = self.state
@@ -116,13 +134,14 @@ class VmActor(Aggregate):
                 self._tear_down()
             case NoteExit() if self.state.ended:
                 self._tear_down()  # it left by itself; nothing to wait for
-            case NoteTornDown() | NoteTeardownFailed():
+            case NoteTornDown() | NoteTeardownFailed() | NoteUnanswered():
                 self._machine.tearing_down = False
             case _:
                 pass
 
     def apply(self, facts: tuple[Recorded, ...], *, ours: bool = True) -> None:
-        """Evolve, tell the others, then begin what follows."""
+        """Evolve, tell the others, then begin what follows; what provisioners are told is for them alone."""
+        facts = tuple(fact for fact in facts if fact.aggregate == subjects.vm(self.state.id))
         for fact in facts:
             self.state = evolve(self.state, fact.event, fact)
         self._anchor(self.world.clock.now())
@@ -157,19 +176,19 @@ class VmActor(Aggregate):
         match message:
             case Resume(action=what, found=found):
                 self._resume(what, found)
-            case _Due(what="deadline"):
+            case Due(what="deadline"):
                 self._tell_self(NoteDeadline(now=self._now()))
                 self._arm_deadline(at_least_s=DEADLINE_AGAIN_S)
-            case _Due(what="turn"):
+            case Due(what="turn"):
                 if self.state.phase == "requested":
                     self._enlist()
-            case _Due(what="silence"):
+            case Due(what="silence"):
                 self._look_for_silence()
-            case _Due(what="inspect"):
+            case Due(what="inspect"):
                 self._inspect()
-            case _Due(what="teardown"):
+            case Due(what="teardown"):
                 self._tear_down()
-            case _Due(what="spawn-hangs"):
+            case Due(what="spawn-hangs"):
                 self._tear_down(beside_spawn=True)
             case _:
                 super().receive(message)
@@ -196,6 +215,8 @@ class VmActor(Aggregate):
             case "ask-again":
                 self._listen()
                 self._set_timer("inspect", ASK_AGAIN_S)
+            case "listen":
+                self._listen()
             case "nothing" | "report":
                 pass
 
@@ -327,34 +348,15 @@ class VmActor(Aggregate):
         """Expect the registered agent's beats from now on."""
         if self.state.phase == "registered" and self.state.session is not None:
             self.world.router.sessions[self.state.id] = self.state.session
-            self.world.router.heard_s[self.state.id] = self.world.clock.monotonic_s()
-            self._suspect = False
-            self._arm_silence(self.rules.heartbeat_grace_s)
-
-    def _arm_silence(self, delay_s: float) -> None:
-        self._set_timer("silence", delay_s)
+            self._set_timer("silence", self._silence.begin(acked=self.state.config_acked))
 
     def _look_for_silence(self) -> None:
-        """Fail a silent agent at the second look: beats may be queued behind a stall of our own.
-
-        Time in which we could not hear anybody does not count: absence starts at the later of its last beat and
-        our own connection.
-        """
         if self.state.phase != "registered":
             return
-        grace_s, now_s = self.rules.heartbeat_grace_s, self.world.clock.monotonic_s()
-        heard_s = self.world.router.heard_s.get(self.state.id, now_s)
-        since_s = max(heard_s, self.world.link_up_since_s())
-        silent_s = now_s - since_s
-        if silent_s <= grace_s:
-            self._suspect = False
-            self._arm_silence(max(min(grace_s, grace_s - silent_s), 0.05))
-        elif not self._suspect:
-            self._suspect = True
-            self._arm_silence(min(2 * self.rules.beat_every_s, grace_s))
-        else:
+        silent_s, grace_s, again_in_s = self._silence.look(acked=self.state.config_acked)
+        if silent_s is not None:
             self._tell_self(NoteSilence(silent_s=silent_s, grace_s=grace_s))
-            self._arm_silence(grace_s)
+        self._set_timer("silence", again_in_s)
 
     # Small things.
 
@@ -368,7 +370,7 @@ class VmActor(Aggregate):
 
     def _set_timer(self, what: str, delay_s: float) -> None:
         router, vm = self.world.router, self.state.id
-        self.world.timers.set(self._key(what), delay_s, lambda: router.tell_vm(vm, _Due(what)))
+        self.world.timers.set(self._key(what), delay_s, lambda: router.tell_vm(vm, Due(what)))
 
     def _tell_self(self, command: Any) -> None:
         cause = f"{subjects.vm(self.state.id)}:{self.state.version}"

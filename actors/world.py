@@ -13,6 +13,7 @@ from actors.driver import Abort, Driver
 from actors.pooled import ActorPool
 from actors.ports import AgentAccess, AgentLink, Clock, CrashPoints, Effects, Ids, Journal, Timers
 from events.envelope import Recorded
+from events.vm import Reaped, Requested
 from projections.headroom import concerned
 from projections.vm import VmState
 
@@ -35,6 +36,12 @@ class Observed(NamedTuple):
     """A fact that was appended by somebody else than the actor it is told to."""
 
     fact: Recorded
+
+
+class Due(NamedTuple):
+    """A machine's timer went off."""
+
+    what: str
 
 
 class Enlist(NamedTuple):
@@ -84,9 +91,19 @@ class Router:
         """Tell whoever holds the fact's aggregate here of a fact that another process appended."""
         kind, _, rest = fact.aggregate.partition(".")
         if kind == "vm":
-            self.tell_vm(rest, Observed(fact))  # which tells the others once it has applied it
+            if not self.tell_vm(rest, Observed(fact)):  # which tells the others once it has applied it
+                self._elsewhere(rest, fact)
         elif kind in ("backend", "allocator"):
             self.publish((fact,), None)
+
+    def _elsewhere(self, vm: str, fact: Recorded) -> None:
+        """Follow a machine of another coordinator that holds a slot of a scaler we share."""
+        if isinstance(fact.event, Requested) and fact.event.slot in self.backends:
+            self.slots[vm] = fact.event.slot
+        if vm in self.slots:
+            self.publish((fact,), None)
+            if isinstance(fact.event, Reaped):
+                self.slots.pop(vm, None)
 
     def publish(self, facts: Iterable[Recorded], by: ActorRef[Any] | None) -> None:
         """Tell everybody whose state these facts change, except the actor that appended and applied them."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from events import allocator, backend, coordinator, demand, vm
+from events import allocator, backend, claim, coordinator, demand, scale, vm
 from events.envelope import Event, Recorded, Unknown, tag_of
 
 AnyEvent = (
@@ -15,6 +15,8 @@ AnyEvent = (
     | allocator.AllocatorEvent
     | coordinator.CoordinatorEvent
     | demand.DemandEvent
+    | claim.ClaimEvent
+    | scale.ScaleEvent
 )
 
 UPCASTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -116,6 +118,13 @@ def _decode_older(payload: bytes | memoryview, sequence: int, first: Exception) 
     return _recorded(form, event, sequence)
 
 
+def public(event: AnyEvent) -> AnyEvent:
+    """Return the event as it may be shown and kept elsewhere: without the claim code, which only the log itself has."""
+    if isinstance(event, scale.Up):
+        return msgspec.structs.replace(event, claim_code="hidden")
+    return event
+
+
 def recorded_as_form(fact: Recorded) -> bytes:
     """Return the wire form of a recorded fact again, also of a parked unknown one."""
     if isinstance(fact.event, Unknown):
@@ -152,6 +161,7 @@ __all__ = [
     "Malformed",
     "decode",
     "encode",
+    "public",
     "recorded_as_form",
     "tag_of",
 ]

@@ -58,6 +58,26 @@ def demand(key: str) -> str:
     return f"demand.{key}"
 
 
+def claim(digest: str) -> str:
+    """Return the aggregate of one claim, by the sha256 of its code in hex."""
+    return f"claim.{digest}"
+
+
+def scale_up(target: str, scaler: str, vm_id: str) -> str:
+    """Return the aggregate of the wish to start one machine, as one target is told it."""
+    return f"scale.up.{target}.{scaler}.{vm_id}"
+
+
+def scale_down(target: str, scaler: str, vm_id: str) -> str:
+    """Return the aggregate of the wish to end one machine, as one target is told it."""
+    return f"scale.down.{target}.{scaler}.{vm_id}"
+
+
+def scale_of(cluster: str, target: str) -> str:
+    """Return the wildcard by which a target's provisioner hears of its machines, ups and downs in their order."""
+    return f"{log_prefix(cluster)}scale.*.{checked(target, 'target')}.>"
+
+
 def stream(cluster: str) -> str:
     """Return the stream that holds every fact of a cluster and nothing else."""
     return f"FLEETLOG_{checked(cluster, 'cluster').upper().replace('-', '_')}"
@@ -123,6 +143,35 @@ def api(cluster: str, verb: str) -> str:
 def api_of(cluster: str, coordinator_id: str, verb: str) -> str:
     """Return the subject of a request to one coordinator."""
     return f"fleetlog.{cluster}.api.{coordinator_id}.{verb}"
+
+
+def provision(cluster: str, target: str) -> str:
+    """Return what a target's provisioner answers on, for any of its machines."""
+    return f"fleetlog.{cluster}.provision.{target}"
+
+
+def all_provisions(cluster: str) -> str:
+    """Return the wildcard on which a coordinator hears every target's provisioner."""
+    return f"fleetlog.{cluster}.provision.*"
+
+
+def provisioner_consumer(target: str) -> str:
+    """Return the durable consumer of a target's provisioner: one, however many processes share it."""
+    return f"provisioner-{target}"
+
+
+def provisioner_inbox(target: str) -> str:
+    """Return the prefix of the only inbox a target's provisioner may listen on."""
+    return f"_INBOX_provisioner_{target}"
+
+
+def redeem(cluster: str) -> str:
+    """Return where a machine exchanges its claim code: all that the bootstrap identity may publish on."""
+    return api(cluster, "redeem")
+
+
+BOOTSTRAP_INBOX = "_INBOX_bootstrap"
+"""The prefix of the inboxes of machines that redeem. They share it, so nothing secret is ever answered there."""
 
 
 def presence(cluster: str, coordinator_id: str) -> str:

@@ -114,6 +114,13 @@ class TeardownFailed(Event, frozen=True, kw_only=True, tag="vm.teardown_failed")
     retry_in_s: float
 
 
+class TeardownConfirmed(Event, frozen=True, kw_only=True, tag="vm.teardown_confirmed"):
+    """One of its provisioners says that nothing of it is left; `vm.reaped` follows when all of them have."""
+
+    target: str
+    evidence: str
+
+
 class Reaped(Event, frozen=True, kw_only=True, tag="vm.reaped"):
     """Confirmed by the host or the provider: nothing is left, nothing is owed. Frees the slot."""
 
@@ -157,6 +164,7 @@ VmEvent = (
     | Draining
     | Failed
     | TeardownFailed
+    | TeardownConfirmed
     | Reaped
     | TakenUp
     | Adopted

@@ -47,6 +47,7 @@ from infra.microvm_disk import make_room
 from infra.postgres.database import Database
 from infra.postgres.queries import Queries
 from infra.postgres.rows import PostgresRows
+from infra.provision.door import ProvisionDoor
 from infra.reclaiming import HostCare
 from infra.servers import ServerOptions, Servers
 from infra.status import notes_of, status_answer
@@ -327,6 +328,9 @@ class Coordinator:
         )
         self._closers.callback(self.api_door.close)
         self.api_door.start()
+        self.provision_door = ProvisionDoor(self.connection, self.cluster, self.site.coordinator, self.fleet)
+        self._closers.callback(self.provision_door.close)
+        self.provision_door.start()
 
     def _start_projectors(self) -> None:
         if self.database is None:

@@ -10,11 +10,13 @@ import msgspec
 
 from actors.decisions.addresses import AddressPool, Lease
 from actors.decisions.capacity import ScalerRules, Site
+from actors.decisions.scale import Terms
 from actors.driver import Driver, Resource
 from actors.errors import DriverError, Refused
 from actors.ports import Clock
 from events import subjects
 from infra.agent.access import NatsAgentAccess, RenewedToken
+from infra.config.event import EventScaler
 from infra.config.firecracker import FirecrackerScaler
 from infra.config.fleet import FleetConfig
 from infra.config.scaler import ScalerConfig
@@ -106,6 +108,9 @@ class Hosting:
         """Build every scaler's driver, and what its agents reach NATS by."""
         for scaler in self.config.scalers:
             slot = self.rules[scaler.name].slot
+            if isinstance(scaler, EventScaler):
+                terms = self._terms(scaler, address)
+                self.rules[scaler.name] = msgspec.structs.replace(self.rules[scaler.name], terms=terms)
             self.drivers[slot] = build_driver(
                 scaler,
                 owner=self._site.coordinator,
@@ -125,6 +130,14 @@ class Hosting:
                 ttl_s=credential_s,
                 bearer=microvm,  # a guest may be too small to sign
             )
+
+    def _terms(self, scaler: EventScaler, address: NatsAddress) -> Terms:
+        return Terms(
+            cluster=self._cluster,
+            nats_url=self._nats_url(scaler, address),
+            claim_ttl_s=scaler.claim_ttl_s,
+            teardown_timeout_s=scaler.teardown_timeout_s,
+        )
 
     def _nats_url(self, scaler: ScalerConfig, address: NatsAddress) -> str:
         """Return where a scaler's agents reach NATS: guests find a NATS of this host at their gateway."""

@@ -13,9 +13,11 @@ import msgspec
 
 from events.allocator import AddressLeased
 from events.backend import BackendEvent, SlotTaken
+from events.claim import ClaimEvent
 from events.coordinator import CoordinatorEvent, GlobalSlotTaken
 from events.demand import Placed
 from events.envelope import Recorded
+from events.scale import ScaleEvent
 from events.vm import Draining, Failed, Reaped, Registered, Requested, VmEvent
 from projections import allocator, backend, coordinator, vm
 from projections.allocator import AllocatorState
@@ -93,7 +95,7 @@ class _Fold:
             **dict.fromkeys(get_args(VmEvent), self._live_on),
             **dict.fromkeys(get_args(BackendEvent), self._backend),
             **dict.fromkeys(get_args(CoordinatorEvent), self._coordinator),
-            Placed: _nothing,
+            **dict.fromkeys((Placed, *get_args(ClaimEvent), *get_args(ScaleEvent)), _nothing),
             AddressLeased: self._leased,
             Requested: self._begin,
             Registered: self._registered,
@@ -230,5 +232,5 @@ class _Fold:
             self.places[event.vm] = key
 
 
-def _nothing(_event: Placed, _fact: Recorded) -> None:
-    """A demand is looked up when its job asks again; boot needs none."""
+def _nothing(_event: object, _fact: Recorded) -> None:
+    """Pass by: a demand is looked up when its job asks again, a claim when it is shown; boot needs none."""

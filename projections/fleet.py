@@ -8,9 +8,11 @@ import msgspec
 
 from events.allocator import AllocatorEvent
 from events.backend import BackendEvent
+from events.claim import ClaimEvent
 from events.coordinator import CoordinatorEvent, GlobalSlotTaken
 from events.demand import DemandEvent, Placed
 from events.envelope import Recorded
+from events.scale import ScaleEvent
 from events.vm import Failed, Reaped, VmEvent
 from projections import allocator, coordinator, demand, failures, headroom, vm
 from projections.allocator import AllocatorState
@@ -276,6 +278,10 @@ def _apply_demand(rows: RowSet, event: DemandEvent, fact: Recorded) -> None:
     rows.put(DEMANDS, key, after)
 
 
+def _pass_by(_rows: RowSet, _event: object, _fact: Recorded) -> None:
+    """Change nothing: what provisioners and claims do to a machine is in the machine's own facts."""
+
+
 _VM = frozenset(get_args(VmEvent))
 _DEMAND = frozenset({Placed})
 
@@ -285,5 +291,6 @@ FOLDS: dict[type, Callable[[RowSet, Any, Recorded], None]] = {
     **dict.fromkeys(get_args(CoordinatorEvent), _apply_coordinator),
     AllocatorEvent: _apply_allocator,
     Placed: _apply_demand,
+    **dict.fromkeys((*get_args(ClaimEvent), *get_args(ScaleEvent)), _pass_by),
 }
 """Every event this view knows; a test holds it against every released one."""

@@ -5,13 +5,13 @@ from datetime import datetime
 
 import msgspec
 
-from events.codec import TAGS
+from events.codec import TAGS, public
 from events.envelope import Recorded
 from projections.view import AnyTable, Json, Key, RowSet, Table, unknown
 
 
 class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact. `details` is the event's JSON."""
+    """One fact. `details` is the event's JSON, without a claim's code."""
 
     sequence: int
     aggregate: str
@@ -60,6 +60,6 @@ class TimelineView:
             epoch=fact.epoch,
             cause=fact.cause,
             correlation=fact.correlation,
-            details=Json(_encoder.encode(fact.event).decode()),
+            details=Json(_encoder.encode(public(fact.event)).decode()),
         )
         rows.put(TIMELINE_TABLE, fact.sequence, row)

@@ -22,6 +22,7 @@ from events.vm import (
     Spawned,
     SpawnStarted,
     TakenUp,
+    TeardownConfirmed,
     TeardownFailed,
     VmEvent,
 )
@@ -76,6 +77,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True):
     teardown_tries: int = 0
     teardown_retry_at: datetime | None = None
     taken_up: int = 0
+    confirmed: tuple[str, ...] = ()  # provisioners that said nothing of it is left
 
     @property
     def live(self) -> bool:
@@ -183,6 +185,8 @@ def _changes(state: VmState, event: VmEvent, at: datetime, writer: str) -> dict[
                 "teardown_retry_at": at + timedelta(seconds=retry_in_s),
                 "detail": detail,
             }
+        case TeardownConfirmed(target=target):
+            return {"confirmed": (*state.confirmed, target)}
         case Reaped(reason=reason):
             return {"phase": "reaped", "reaped_at": at, "reason": reason, "teardown_retry_at": None}
         case TakenUp():

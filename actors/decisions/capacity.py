@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from actors.commands import Answer, Demand
+from actors.decisions import scale
 from actors.decisions.addresses import Lease
 from actors.errors import Refused
 from actors.ports import NewFact
@@ -22,7 +23,7 @@ from projections.coordinator import CoordinatorState
 from projections.demand import DemandState
 
 COUNT_MOST = 100
-"""Agents one demand may ask for: five facts each stay well under the 1,000 of an atomic batch."""
+"""Agents one demand may ask for: nine facts each at the most stay under the 1,000 of an atomic batch."""
 
 BACKOFF_FIRST_S = 30.0
 BACKOFF_MOST_S = 900.0
@@ -47,6 +48,7 @@ class ScalerRules(msgspec.Struct, frozen=True, kw_only=True):
     backoff_first_s: float = BACKOFF_FIRST_S
     backoff_most_s: float = BACKOFF_MOST_S
     targets: tuple[str, ...] = ()
+    terms: scale.Terms | None = None  # of what its provisioners are offered; None: machines of this host
     label_sets: tuple[tuple[str, ...], ...] = ()  # declared, for people
     network: str = ""  # the allocator aggregate its machines' addresses come from; empty: none of ours
 
@@ -69,6 +71,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     vm: str
     placement: dict[str, Any]
     lease: Lease | None = None
+    code: str = ""  # the claim code of a cloud machine
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +148,7 @@ def admit(
             )
         else:
             answers.append(refusal)
-    return Admission(answers=tuple(answers), facts=_facts(routed, held, tuple(granted), site))
+    return Admission(answers=tuple(answers), facts=_facts(routed, held, tuple(granted), site, now))
 
 
 def _existing(routed: Routed, held: Held) -> Answer | None:
@@ -224,7 +227,9 @@ class _Taken:
         self._memory_bytes += self._routed.requests.memory_bytes
 
 
-def _facts(routed: Routed, held: Held, granted: tuple[Place, ...], site: Site) -> tuple[NewFact, ...]:
+def _facts(
+    routed: Routed, held: Held, granted: tuple[Place, ...], site: Site, now: datetime
+) -> tuple[NewFact, ...]:
     facts: list[NewFact] = []
     coordinator = subjects.coordinator(site.coordinator)
     for number, place in enumerate(granted):
@@ -234,17 +239,12 @@ def _facts(routed: Routed, held: Held, granted: tuple[Place, ...], site: Site) -
         if place.lease is not None:
             leased = AddressLeased(vm=place.vm, address=place.lease.address)
             facts.append(_next(facts, routed.rules.network, held.allocator, leased))
-        facts.append(
-            NewFact(
-                aggregate=subjects.vm(place.vm),
-                version=1,
-                expected_sequence=0,
-                event=_requested(routed, place, site),
-            )
-        )
+        vm, requested = subjects.vm(place.vm), _requested(routed, place, site)
+        facts.append(NewFact(aggregate=vm, version=1, expected_sequence=0, event=requested))
         if number < held.turns:  # nobody waits: a second append would only make it later
-            vm = subjects.vm(place.vm)
             facts.append(NewFact(aggregate=vm, version=2, expected_sequence=None, event=SpawnStarted()))
+            if routed.rules.terms is not None:
+                facts += scale.offer(place.vm, requested, routed.rules.terms, place.code, now)
     if granted and routed.demand.job is not None:
         placed = Placed(
             labels=routed.demand.labels,

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from actors.decisions.scale import BACKEND
 from actors.driver import Found, Presence
 from projections.vm import Phase, VmState
 
@@ -13,6 +14,7 @@ Action = Literal[
     "fail-half-made",  # the crash came in the middle of its start: tear down
     "tear-down",  # its life was over: finish the teardown
     "ask-again",  # the host could not say: spare it, and ask again soon
+    "listen",  # only its agent can tell: wait for it as before
     "nothing",  # all is as it should be
     "report",  # something is there that the log does not account for: for the operator, never killed
 ]
@@ -62,11 +64,25 @@ TABLE: dict[tuple[Phase | None, Presence], Action] = {
 """Teardown asks the host once more by itself and refuses in doubt; so an ended life may always begin it."""
 
 
+CLOUD_TABLE: dict[Phase, Action] = {
+    "requested": "wait-turn",
+    "starting": "nothing",
+    "spawned": "nothing",
+    "registered": "listen",
+    "draining": "tear-down",
+    "failed": "tear-down",
+    "reaped": "nothing",
+}
+"""A machine of an event scaler: no host can be asked, and what its provisioners were told is in the log already."""
+
+
 def action(state: VmState, found: Found, boot_id: str) -> Action:
     """Return what to do with a machine after a restart, on a host whose present boot is `boot_id`.
 
     A machine of an earlier boot cannot run: it is gone whatever stands in its place, which is then not touched.
     """
+    if state.backend == BACKEND:
+        return CLOUD_TABLE[state.phase]
     if state.boot_id != boot_id and not state.ended and state.phase != "requested":
         return "fail-gone"
     return TABLE[(state.phase, found.presence)]

@@ -5,7 +5,9 @@ from typing import assert_never
 
 import msgspec
 
-from actors.commands import AgentDone, RegisterAgent, RemoveAgent
+from actors.commands import AgentDone, RegisterAgent, RemoveAgent, ReportProvision
+from actors.decisions.provision import note_provision
+from actors.decisions.scale import BACKEND, HANDLE, Last
 from actors.errors import DriverError, FailureKind, Refused
 from events.vm import (
     Condemned,
@@ -112,6 +114,14 @@ class NoteTeardownFailed(Command, frozen=True, kw_only=True):
     detail: str
 
 
+class NoteUnanswered(Command, frozen=True, kw_only=True):
+    """A cloud machine's provisioners have not confirmed its end in time; `offered` is what each was told last."""
+
+    detail: str
+    offered: dict[str, Last]
+    retry_in_s: float
+
+
 class End(Command, frozen=True, kw_only=True):
     """The scaler or coordinator is being emptied, or supervision gave up on its actor."""
 
@@ -132,10 +142,12 @@ VmCommand = (
     | TakeUp
     | NoteTornDown
     | NoteTeardownFailed
+    | NoteUnanswered
     | End
     | RegisterAgent
     | AgentDone
     | RemoveAgent
+    | ReportProvision
 )
 
 
@@ -185,6 +197,10 @@ def decide(state: VmState, command: VmCommand) -> tuple[VmEvent, ...]:
             return (Reaped(reason=state.reason or "operator", slot=state.slot, evidence=_cut(evidence)),)
         case NoteTeardownFailed(detail=detail):
             return _teardown_failed(state, detail)
+        case NoteUnanswered(detail=detail, retry_in_s=retry_in_s):
+            return _teardown_failed(state, detail, retry_in_s)
+        case ReportProvision():
+            return note_provision(state, command)
     assert_never(command)
 
 
@@ -210,13 +226,14 @@ def _deadline(state: VmState, now: datetime) -> tuple[VmEvent, ...]:
 
 
 def _register(state: VmState, command: RegisterAgent) -> tuple[VmEvent, ...]:
+    registered = Registered(
+        session=command.session, agent_version=command.agent_version[:64], facts=command.facts
+    )
     match state.phase:
         case "spawned":
-            return (
-                Registered(
-                    session=command.session, agent_version=command.agent_version[:64], facts=command.facts
-                ),
-            )
+            return (registered,)
+        case "starting" if state.backend == BACKEND:  # it is there, whatever its provisioner has said so far
+            return (Spawned(handle=Handle(driver=HANDLE, version=1, data={})), registered)
         case "registered" if state.session == command.session:
             return ()
         case "registered":
@@ -280,11 +297,12 @@ def _remove(state: VmState, command: RemoveAgent) -> tuple[VmEvent, ...]:
             return (verdict, Draining(reason="operator", detail=f"removed by {command.by}"))
 
 
-def _teardown_failed(state: VmState, detail: str) -> tuple[VmEvent, ...]:
+def _teardown_failed(state: VmState, detail: str, retry_in_s: float | None = None) -> tuple[VmEvent, ...]:
     if state.phase not in ("draining", "failed"):
         return ()
     tries = state.teardown_tries + 1
-    retry_in_s = teardown_retry_s(tries)
+    if retry_in_s is None:
+        retry_in_s = teardown_retry_s(tries)
     return (TeardownFailed(detail=_cut(detail), tries=tries, retry_in_s=retry_in_s),)
 
 

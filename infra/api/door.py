@@ -13,10 +13,11 @@ import msgspec
 from actors.commands import Demand, FrontDoor, RemoveAgent, SetGate
 from actors.decisions.labels import Explanation
 from actors.decisions.reclaim import LiveMachine
-from actors.errors import Conflict, DriverError, LogFull, LogUnavailable, Refused
+from actors.errors import DriverError, LogUnavailable, Refused
 from actors.ports import Ids
 from actors.sweep import Report, Stopped
 from events import subjects
+from infra.api.answering import answer_to, outcome, overloaded
 from infra.api.host_messages import (
     LiveAnswer,
     LiveRequest,
@@ -38,7 +39,6 @@ from infra.api.messages import (
     HostRequest,
     LogsAnswer,
     LogsRequest,
-    Malformed,
     MatchAnswer,
     MatchRequest,
     RemoveRequest,
@@ -46,7 +46,6 @@ from infra.api.messages import (
     ScalersRequest,
     StatusAnswer,
     StatusRequest,
-    failure,
     read_request,
 )
 from infra.api.request import Request
@@ -145,39 +144,18 @@ class ApiDoor:
             if verb == "status":
                 self._serve(verb, message, came_s)
             elif not self._workers.offer(lambda: self._serve(verb, message, came_s)):
-                self._answer(verb, message.reply, _overloaded())
+                self._answer(verb, message.reply, overloaded())
 
         return heard
 
     def _serve(self, verb: str, message: Message, came_s: float) -> None:
         if time.monotonic() - came_s > WAITING_S_MAX:
-            self._answer(verb, message.reply, _overloaded())
+            self._answer(verb, message.reply, overloaded())
             return
         self._answer(verb, message.reply, self._outcome(verb, message.payload))
 
     def _outcome(self, verb: str, payload: bytes) -> msgspec.Struct:
-        try:
-            return self._carry_out(read_request(verb, payload))
-        except Malformed as error:
-            return failure("malformed", str(error))
-        except Refused as error:
-            return failure(error.code, str(error))
-        except Conflict as error:
-            return failure("conflict", f"{error}; ask again")
-        except LogFull as error:
-            return failure("log-full", str(error))
-        except LogUnavailable as error:
-            return failure("log-unavailable", str(error))
-        except TimeoutError as error:
-            return failure("timeout", str(error))
-        except DriverError as error:
-            return failure("host", str(error))
-        except Exception:  # noqa: BLE001 - logged with its trace, and answered
-            # A bug of ours must reach whoever waits, and must not end the thread that serves everybody.
-            _LOG.exception("request %s could not be handled: this is a bug in fleetlog", verb)
-            return failure(
-                "internal", f"coordinator {self._coordinator} has a bug: its own log has the trace; report it"
-            )
+        return answer_to(verb, self._coordinator, lambda: self._carry_out(read_request(verb, payload)))
 
     def _carry_out(self, request: Request) -> msgspec.Struct:
         match request:
@@ -250,9 +228,8 @@ class ApiDoor:
         return Refused("unsupported", f"coordinator {self._coordinator} cannot {what}")
 
     def _answer(self, verb: str, reply: str, answer: msgspec.Struct) -> None:
-        error = getattr(answer, "error", None)
         with self._counts_mutex:
-            self._counts[verb, "ok" if error is None else error.code] += 1
+            self._counts[verb, outcome(answer)] += 1
         if not reply:
             return
         try:
@@ -276,10 +253,6 @@ def _stop_each(care: Care, request: StopRequest) -> tuple[Stopped, ...]:
         except (TimeoutError, Refused, DriverError) as error:
             results.append(Stopped(vm=vm, outcome="error", detail=str(error)))
     return tuple(results)
-
-
-def _overloaded() -> msgspec.Struct:
-    return failure("overloaded", "too many requests wait for this coordinator: ask again in a second")
 
 
 def _fitting(lines: tuple[str, ...]) -> LogsAnswer:

@@ -7,7 +7,7 @@ Every request may have `version`, which is 1 when it is left out. Whatever goes 
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -248,6 +248,9 @@ VERBS: dict[str, tuple[type[Request], type[msgspec.Struct]]] = {
 """Verb -> what is asked and what is answered. `demand` may also be sent to whoever is free."""
 
 
+_Asked = TypeVar("_Asked", bound=Request)
+
+
 class Malformed(Exception):  # noqa: N818 - a state of the request
     """These bytes are no request of this verb: the message names the field and what it accepts."""
 
@@ -256,11 +259,19 @@ def read_request(verb: str, payload: bytes) -> Request:
     """Return the request in `payload`; an empty payload is a request with nothing but defaults.
 
     Raises:
+        Malformed: as `read_strictly`.
+    """
+    return read_strictly(verb, payload, VERBS[verb][0])
+
+
+def read_strictly(verb: str, payload: bytes, kind: type[_Asked]) -> _Asked:
+    """Return the request of this kind in `payload`.
+
+    Raises:
         Malformed: too large, not JSON, a field that is unknown, missing or out of its bounds, another version.
     """
     if len(payload) > REQUEST_BYTES_MAX:
         raise Malformed(f"the request has {len(payload)} bytes: at most {REQUEST_BYTES_MAX} are accepted")
-    kind = VERBS[verb][0]
     try:
         return msgspec.json.decode(payload or b"{}", type=kind)
     except msgspec.ValidationError as error:

@@ -27,6 +27,7 @@ COMMANDS = {
     "config": ("infra.cli.config:config", "Check a fleet file."),
     "doctor": ("infra.cli.doctor:doctor", "Say what is wrong and what to do."),
     "api": ("infra.cli.api:api", "Print the request API: subjects and JSON schema."),
+    "contract": ("infra.cli.contract:contract", "Print the contract with provisioners."),
 }
 """Name -> where it lives, imported when called, and its short help."""
 

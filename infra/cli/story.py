@@ -4,10 +4,12 @@ import msgspec
 
 from events.allocator import AddressLeased
 from events.backend import DrainStarted, Paused, Resumed, SlotTaken
-from events.codec import AnyEvent
+from events.claim import ClaimRedeemed, ClaimRegistered
+from events.codec import AnyEvent, public
 from events.coordinator import ConfigApplied, GlobalSlotTaken, Started, Stopped
 from events.demand import Placed
 from events.envelope import Recorded, Unknown
+from events.scale import Down, Up
 from events.vm import (
     Adopted,
     Condemned,
@@ -21,6 +23,7 @@ from events.vm import (
     Spawned,
     SpawnStarted,
     TakenUp,
+    TeardownConfirmed,
     TeardownFailed,
 )
 
@@ -37,7 +40,7 @@ def fact_json(fact: Recorded) -> dict[str, object]:
     if isinstance(fact.event, Unknown):
         event = msgspec.json.decode(fact.event.raw)
     else:
-        event = msgspec.to_builtins(fact.event)
+        event = msgspec.to_builtins(public(fact.event))
     return {
         "sequence": fact.sequence,
         "id": fact.id,
@@ -74,6 +77,8 @@ def _said(event: AnyEvent) -> str:
             return _ending(reason, detail, code)
         case TeardownFailed(detail=detail, tries=tries, retry_in_s=wait_s):
             return f"try {tries}: {detail}; again in {wait_s:g} s"
+        case TeardownConfirmed(target=target, evidence=evidence):
+            return f"{target}: {evidence}" if evidence else target
         case Reaped(reason=reason, evidence=evidence):
             return f"{reason}; {evidence}" if evidence else reason
         case TakenUp(coordinator=by, evidence=evidence):
@@ -98,7 +103,11 @@ def _said_of_others(
     | ConfigApplied
     | GlobalSlotTaken
     | Stopped
-    | Placed,
+    | Placed
+    | ClaimRegistered
+    | ClaimRedeemed
+    | Up
+    | Down,
 ) -> str:
     match event:
         case SlotTaken(vm=vm) | GlobalSlotTaken(vm=vm):
@@ -116,6 +125,14 @@ def _said_of_others(
         case Placed(vms=vms, labels=labels, job=job):
             placed = f"[{', '.join(labels)}] -> {', '.join(vms)}"
             return f"job {job}: {placed}" if job else placed
+        case ClaimRegistered(vm=vm):
+            return f"for {vm}"
+        case ClaimRedeemed(vm=vm, public_key=key):
+            return f"by {vm}, for the key {key}"
+        case Up(target=target, scaler=scaler, labels=labels):
+            return f"{target} is to start one for {scaler} [{', '.join(labels)}]"
+        case Down(target=target, reason=reason, offer=offer):
+            return f"{target} is to end it: {reason}" + (f", asked {offer} times" if offer > 1 else "")
 
 
 def _ending(reason: str, detail: str, code: int | None) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from infra.config.bare_metal import BareMetalScaler
+from infra.config.event import EventScaler
 from infra.config.firecracker import FirecrackerScaler
 from infra.config.scaler import ScalerConfig
 from infra.config.scripted import ScriptedScaler
 
 Backends = Mapping[str, type[ScalerConfig]]
 
-BACKENDS: Backends = {"bare-metal": BareMetalScaler, "firecracker": FirecrackerScaler}
+BACKENDS: Backends = {"bare-metal": BareMetalScaler, "event": EventScaler, "firecracker": FirecrackerScaler}
 """What operators may use."""
 
 WITH_SCRIPTED: Backends = {**BACKENDS, "scripted": ScriptedScaler}

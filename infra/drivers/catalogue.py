@@ -6,11 +6,13 @@ from pathlib import Path
 
 from actors.driver import Driver
 from infra.config.bare_metal import BareMetalScaler
+from infra.config.event import EventScaler
 from infra.config.firecracker import FirecrackerLabelSet, FirecrackerScaler
 from infra.config.scaler import NetworkPolicy, ScalerConfig
 from infra.config.scripted import ScriptedScaler
 from infra.drivers.bare_metal.config import BareMetalConfig, LabelSet
 from infra.drivers.bare_metal.driver import BareMetalDriver
+from infra.drivers.event import EventDriver
 from infra.drivers.firecracker import preflight
 from infra.drivers.firecracker.config import SPAWN_WIDTH, FirecrackerConfig
 from infra.drivers.firecracker.config import LabelSet as MicrovmLabelSet
@@ -66,6 +68,8 @@ def build_driver(
             driver = FirecrackerDriver(config, net, gate=_GATE, lines=lines, reach=reach)
             driver.prewarm()
             return driver
+        case EventScaler():
+            return EventDriver()
         case ScriptedScaler():
             return ScriptedDriver(owner=owner, backend="scripted", reach=reach)
         case _:

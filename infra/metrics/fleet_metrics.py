@@ -27,6 +27,7 @@ from events.vm import (
     Spawned,
     SpawnStarted,
     TakenUp,
+    TeardownConfirmed,
     TeardownFailed,
     VmEvent,
 )
@@ -241,7 +242,7 @@ class FleetMetrics(Collector):
                 tally.count("fleetlog_agents_reaped_total", (backend,))
             case TakenUp():
                 tally.count("fleetlog_agents_taken_up_total", (backend,))
-            case Requested() | ConfigAcked() | Adopted() | Condemned() | Spared():
+            case Requested() | ConfigAcked() | Adopted() | Condemned() | Spared() | TeardownConfirmed():
                 pass
 
     def _fail(self, vm: str, life: Life, event: Failed, fact: Recorded) -> None:

@@ -64,6 +64,11 @@ NEVER_LAST = {
     "coordinator.config_applied": "written while nothing runs, with coordinator.started",
     "coordinator.stopped": "written when everything has ended",
     "vm.adopted": "nobody writes it yet: one coordinator takes over from another",
+    "claim.registered": "vm.spawn_started comes before it in the same batch, which is named by that",
+    "claim.redeemed": "written by a front door that keeps nothing: its own tests lose its answer",
+    "scale.up": "vm.spawn_started comes before it in the same batch, which is named by that",
+    "scale.down": "the end of a life comes before it in the same batch, which is named by that",
+    "vm.teardown_confirmed": "of a machine with two targets; a restart is in the simulation",
     "vm.spared": "nobody writes it yet: it is the reaper's",
 }
 

@@ -20,6 +20,21 @@ LOGS = HERE / "logs"
 
 _VALUES: dict[str, object] = {
     "address": "10.0.0.7",
+    "agent": "a-01hzy0000000000000000000000",
+    "answer_by": datetime(2026, 12, 1, 8, 35, 15, tzinfo=UTC),
+    "claim_code": "6f" * 32,
+    "claim_expires_at": datetime(2026, 12, 1, 8, 40, 15, tzinfo=UTC),
+    "cluster": "default",
+    "contract": 1,
+    "expires_at": datetime(2026, 12, 1, 8, 40, 15, tzinfo=UTC),
+    "mandatory_labels": ("gpu",),
+    "nats_url": "tls://nats.example.com:4222",
+    "offer": 2,
+    "public_key": "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4",
+    "reference": "i-0123456789",
+    "request_id": "a-01hzy0000000000000000000000.up",
+    "resources": {"cpus": 2.0, "memory_bytes": 2147483648},
+    "target": "acme-infra",
     "agent_labels": ("linux", "small", "x64"),
     "agent_version": "0.1.0",
     "backend": "bare-metal",
@@ -89,6 +104,8 @@ def aggregate_of(tag: str) -> str:
         "allocator": "allocator.alpha-host.default",
         "backend": "backend.alpha.small",
         "coordinator": "coordinator.alpha",
+        "claim": "claim.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "scale": f"{tag}.acme-infra.cloud.a-01hzy0000000000000000000000",
         "demand": "demand.7d9f1b7f6c2e4a59b1c0d2e3f4a5b6c7",
     }.get(tag.partition(".")[0], tag)
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from actors.commands import ReportProvision, Verdict
 from events.allocator import AddressLeased
+from events.claim import ClaimRedeemed
 from events.codec import recorded_as_form
 from events.envelope import Recorded
-from events.vm import VmEvent
+from events.vm import TeardownConfirmed, VmEvent
 from infra.drivers.scripted import Script
 from projections.boot import fold_fleet
 from projections.catalogue import FLEET
@@ -20,6 +22,7 @@ from projections.view import RowSet
 from projections.vm import VmState, evolve
 from tests.fleet_log import Story
 from tests.golden.record import LOGS
+from tests.simulation.cloud import TARGET
 from tests.simulation.harness import Simulation
 
 
@@ -97,7 +100,46 @@ def leased() -> list[Recorded]:
     return story.facts
 
 
-KINDS = {"lived": lived, "told": told, "leased": leased}
+def clouds() -> list[Recorded]:
+    """Let cloud machines live: one to its end, one that nobody starts, one of two targets, one that lives on."""
+    simulation = Simulation(21)
+    done, silent = (_offered(simulation) for _ in range(2))
+    _say(simulation, done, "accepted")
+    (claim,) = [f for f in simulation.journal.replay() if f.tag == "claim.registered" and f.event.vm == done]
+    spent = ClaimRedeemed(vm=done, public_key="U" + "A" * 55)
+    simulation.append(claim.aggregate, spent)
+    simulation.register(done)
+    simulation.settle()
+    simulation.acked(done)
+    simulation.done(done)
+    simulation.settle()
+    _say(simulation, done, "terminated")
+    simulation.advance(700)
+    _say(simulation, silent, "terminated")
+    simulation.advance(60)
+    confirmed = _offered(simulation)
+    simulation.remove(confirmed, force=True)
+    simulation.settle()
+    simulation.append(f"vm.{confirmed}", TeardownConfirmed(target="acme-2", evidence="acme-2: deleted"))
+    simulation.settle()
+    _offered(simulation)
+    return list(simulation.journal.replay())
+
+
+def _offered(simulation: Simulation) -> str:
+    answer = simulation.demand("cloud")
+    simulation.settle()
+    vm: str = answer[0][0].vm
+    return vm
+
+
+def _say(simulation: Simulation, vm: str, verdict: Verdict) -> None:
+    command = ReportProvision(vm=vm, target=TARGET, verdict=verdict)
+    simulation.tell(simulation.world.router.vms.get(vm), command)
+    simulation.settle()
+
+
+KINDS = {"clouds": clouds, "lived": lived, "told": told, "leased": leased}
 
 
 def main() -> None:

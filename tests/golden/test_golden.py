@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events import allocator, backend, coordinator, demand, vm
+from events import allocator, backend, claim, coordinator, demand, scale, vm
 from events.codec import EVENT_TYPES, TAGS, UPCASTS, decode, recorded_as_form
 from events.envelope import Event, Recorded, Unknown
 from projections.allocator import AllocatorState
@@ -16,6 +16,7 @@ from projections.allocator import evolve as evolve_allocator
 from projections.backend import BackendState
 from projections.backend import evolve as evolve_backend
 from projections.backend import evolve_vm as evolve_backend_vm
+from projections.claim import evolve as evolve_claim
 from projections.coordinator import CoordinatorState
 from projections.coordinator import evolve as evolve_coordinator
 from projections.demand import DemandState
@@ -90,12 +91,23 @@ def _fold_vm(fact: Recorded) -> object:
     return evolve_vm(state, fact.event, fact)
 
 
+def _fold_claim(fact: Recorded) -> object:
+    if fact.tag == "claim.registered":
+        return evolve_claim(None, fact.event, fact)
+    first = decode((EVENTS / "claim.registered.json").read_bytes(), 3)
+    second = msgspec.structs.replace(fact, version=2)
+    state = evolve_claim(evolve_claim(None, first.event, first), second.event, second)
+    return msgspec.structs.replace(state, version=fact.version)
+
+
 FOLDS: tuple[tuple[Any, Callable[[Recorded], object]], ...] = (
     (vm.VmEvent, _fold_vm),
     (allocator.AllocatorEvent, lambda fact: evolve_allocator(AllocatorState(), fact.event, fact)),
     (backend.BackendEvent, lambda fact: evolve_backend(BackendState(), fact.event, fact)),
     (coordinator.CoordinatorEvent, lambda fact: evolve_coordinator(CoordinatorState(), fact.event, fact)),
     (demand.DemandEvent, lambda fact: evolve_demand(DemandState(), fact.event, fact)),
+    (claim.ClaimEvent, _fold_claim),
+    (scale.ScaleEvent, lambda fact: fact),  # told to provisioners: nothing here folds it
 )
 
 

@@ -11,24 +11,39 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from pykka import ActorRegistry
 
-from actors.commands import AgentDone, Answer, Demand, RegisterAgent, RemoveAgent, SetGate
+from actors.commands import (
+    AgentDone,
+    Answer,
+    Demand,
+    RegisterAgent,
+    RemoveAgent,
+    ReportProvision,
+    SetGate,
+)
 from actors.decisions.addresses import AddressPool
 from actors.decisions.capacity import ScalerRules, Site
 from actors.decisions.labels import RoutableScaler
+from actors.decisions.scale import BACKEND, Terms
 from actors.decisions.vm import NoteConfigAcked
-from actors.errors import Refused
+from actors.errors import LogUnavailable, Refused
 from actors.fleet import Fleet, Routing
 from actors.pooled import ActorPool
+from actors.ports import Decision, following
 from actors.supervisor import Supervisor
 from actors.world import Call, World, tell
 from events import subjects
+from events.codec import AnyEvent
 from events.coordinator import ConfigApplied, Started
-from events.vm import Spawned
+from events.scale import Down, Up
+from events.vm import Draining, Failed, Reaped, Spawned
+from infra.drivers.event import EventDriver
 from infra.drivers.scripted import Script, ScriptedDriver, VirtualHost
 from infra.journal.memory import MemoryJournal
 from projections.boot import FleetState, fold_fleet
+from tests.simulation.cloud import TARGET, VirtualCloud
 from tests.simulation.virtual import (
     Crashed,
     CrashingPoints,
@@ -40,7 +55,11 @@ from tests.simulation.virtual import (
     VirtualTimers,
 )
 
-SCALERS = {"small": 3, "large": 2}
+SCALERS = {"small": 3, "large": 2, "cloud": 2}
+CLOUD = "cloud"
+"""The scaler whose machines a provisioner starts."""
+
+TERMS = Terms(cluster="test", nats_url="nats://10.0.0.1:4222")
 GLOBAL_MOST = 4
 NETWORK = subjects.allocator("h1", "net")
 POOL = AddressPool(aggregate=NETWORK, cidr="10.44.0.0/29", gateway="10.44.0.1", bridge="flt-br0")
@@ -51,12 +70,14 @@ OCCUPIED = frozenset({"10.44.0.2"})
 class Simulation:
     """One seed's run."""
 
-    def __init__(self, seed: int, script: Callable[[str], Script] | None = None) -> None:
+    def __init__(self, seed: int, script: Callable[[str], Script] | None = None, grace_s: float = 60) -> None:
+        self.grace_s = grace_s
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
         self.acknowledgements = Queue()
         self.journal = MemoryJournal(self.clock, run=self.acknowledgements.submit)
         self.host = VirtualHost()
+        self.cloud = VirtualCloud(self.journal, random.Random(seed), self._provisioned)
         self.script = script
         self.ids = SeededIds(self.chance)
         self.points = CrashingPoints()
@@ -80,24 +101,13 @@ class Simulation:
         self.spawns, self.teardowns, self.reads = Queue(), Queue(), Queue()
         self.fatal: list[str] = []
         self.driver = ScriptedDriver(self.host, owner="c1", script=self.script, reach=self._reach_driver)
-        rules = {
-            name: ScalerRules(
-                name=name,
-                backend="bare-metal",
-                slot=subjects.local_backend("c1", name),
-                max_agents=most,
-                max_concurrent_spawns=2,
-                spawn_timeout_s=60,
-                register_timeout_s=120,
-                heartbeat_grace_s=60,
-                network=NETWORK if name == "small" else "",
-            )
-            for name, most in SCALERS.items()
-        }
+        rules = {name: self._rules(name, most) for name, most in SCALERS.items()}
         self.world = World(
             site=Site(coordinator="c1", host="h1", boot_id=self.host.boot_id),
             rules={rule.slot: rule for rule in rules.values()},
-            drivers={rule.slot: self.driver for rule in rules.values()},
+            drivers={
+                rule.slot: self.driver if rule.terms is None else EventDriver() for rule in rules.values()
+            },
             journal=self.journal,
             clock=self.clock,
             timers=self.timers,
@@ -119,8 +129,8 @@ class Simulation:
             self.world,
             Routing(
                 scalers=tuple(
-                    RoutableScaler(name=name, backend="bare-metal", label_sets=(("linux", name),))
-                    for name in rules
+                    RoutableScaler(name=name, backend=rule.backend, label_sets=(("linux", name),))
+                    for name, rule in rules.items()
                 ),
                 rules=rules,
                 resources=dict.fromkeys(rules, (None,)),
@@ -131,6 +141,24 @@ class Simulation:
         started = Started(host="h1", boot_id=self.host.boot_id, pid=self.crashes + 1, version="test")
         self.supervisor.boot(self.fold, applied, started)
         self.taken_up += len(self.supervisor.taken_up)
+
+    def _rules(self, name: str, most: int) -> ScalerRules:
+        rules = ScalerRules(
+            name=name,
+            backend="bare-metal",
+            slot=slot_of(name),
+            max_agents=most,
+            max_concurrent_spawns=2,
+            spawn_timeout_s=60,
+            register_timeout_s=120,
+            heartbeat_grace_s=self.grace_s,
+            network=NETWORK if name == "small" else "",
+        )
+        if name != CLOUD:
+            return rules
+        return msgspec.structs.replace(
+            rules, backend=BACKEND, targets=(TARGET,), terms=TERMS, max_concurrent_spawns=1
+        )
 
     def _settle(self, done: Callable[[], bool]) -> None:
         while not done() and self.acknowledgements.run():
@@ -193,6 +221,15 @@ class Simulation:
         self.clock.elapsed_s = end
         self.settle()
 
+    def provision(self, most: int = 1000) -> None:
+        """Let the provisioner do all that it is told, and the coordinator hear of it."""
+        self.cloud.diligent = True
+        for _ in range(most):
+            self.settle()
+            if not self.cloud.work():
+                return
+        raise AssertionError("the provisioner does not come to rest")
+
     # What people and agents do.
 
     def tell(self, ref: Any, command: Any) -> list[Any]:
@@ -224,6 +261,31 @@ class Simulation:
         """Let the agent acknowledge its configuration."""
         self.tell(self.world.router.vms.get(vm), NoteConfigAcked(session=f"session-of-{vm}"))
 
+    def append(self, aggregate: str, event: AnyEvent, writer: str = "c2") -> None:
+        """Append a fact as another process does."""
+        there = self.journal.read(aggregate)
+        last = (there[-1].version, there[-1].sequence) if there else (0, 0)
+        decision = Decision(
+            attempt=self.ids.random(),
+            at=self.clock.now(),
+            writer=writer,
+            cause="test",
+            correlation="test",
+            facts=following(aggregate, *last, [event]),
+        )
+        self.journal.append(decision, lambda _: None)
+        while self.acknowledgements.run():
+            pass
+
+    def _provisioned(self, said: ReportProvision) -> list[Any]:
+        ref = self.world.router.vms.get(said.vm)
+        if ref is not None:
+            return self.tell(ref, said)
+        try:
+            return [self.fleet.provisioned(said)]
+        except (Refused, LogUnavailable) as error:
+            return [error]
+
     def beat(self, vm: str) -> None:
         """Let the agent beat."""
         self.fleet.beat(vm, f"session-of-{vm}")
@@ -234,7 +296,7 @@ class Simulation:
 
     def gate(self, scaler: str, gate: Any) -> list[Any]:
         """Let an operator pause, drain or resume a scaler."""
-        ref = self.world.router.backends[subjects.local_backend("c1", scaler)]
+        ref = self.world.router.backends[slot_of(scaler)]
         return self.tell(ref, SetGate(scaler=scaler, gate=gate, by="operator"))
 
     def running(self) -> list[str]:
@@ -279,9 +341,29 @@ class Simulation:
                     pass
             assert len(live) <= GLOBAL_MOST, "the global cap was exceeded"
             for name, most in SCALERS.items():
-                slot = subjects.local_backend("c1", name)
+                slot = slot_of(name)
                 assert sum(s == slot for s in live.values()) <= most, f"the cap of {name} was exceeded"
         assert taken == live, "reservations are not the live set"
+
+    def check_cloud(self) -> None:
+        """Check what provisioners are told: one start each, an end only for what was started and is over."""
+        asked: set[str] = set()
+        over: set[str] = set()
+        for fact in self.journal.replay():
+            match fact.event:
+                case Up(agent=vm):
+                    assert vm not in asked, f"{vm} was asked for twice"
+                    asked.add(vm)
+                case Down(agent=vm):
+                    assert vm in asked, f"the end of {vm} was told before its start"
+                    assert vm in over, f"{vm} is to be ended, and its life is not over"
+                case Draining() | Failed():
+                    over.add(fact.aggregate.removeprefix("vm."))
+                case Reaped():
+                    vm = fact.aggregate.removeprefix("vm.")
+                    assert vm not in self.cloud.running, f"{vm} was reaped and runs"
+                case _:
+                    pass
 
     def check_actors(self) -> None:
         """Check, at rest, that what actors hold is what the log says."""
@@ -306,6 +388,12 @@ class Simulation:
         state = self.fold()
         assert not state.vms, {vm: (s.phase, s.detail) for vm, s in state.vms.items()}
         assert not self.host.machines, self.host.machines
+        assert not self.cloud.running, self.cloud.running
+
+
+def slot_of(scaler: str) -> str:
+    """Return the aggregate of a scaler's slots."""
+    return subjects.event_backend(scaler) if scaler == CLOUD else subjects.local_backend("c1", scaler)
 
 
 def refused(answer: list[Any]) -> str | None:

@@ -44,10 +44,11 @@ def hash_of(text: str) -> int:
 def _act(simulation: Simulation) -> None:
     """Let somebody do something."""
     chance = simulation.chance
-    running = simulation.running()
+    running = simulation.running() + sorted(simulation.cloud.running)
+    local = simulation.running()
     known = sorted(simulation.world.router.vms)
     scaler = chance.choice(sorted(SCALERS))
-    match chance.randrange(14):
+    match chance.randrange(17):
         case 0 | 1 | 2:
             simulation.demand(scaler, count=chance.randint(1, 3))
         case 3:
@@ -58,8 +59,8 @@ def _act(simulation: Simulation) -> None:
             simulation.register(chance.choice(running), session="somebody-else")
         case 7 if running:
             simulation.done(chance.choice(running))
-        case 8 if running:
-            simulation.host.end(chance.choice(running), exit_code=chance.choice([0, 1, -9]))
+        case 8 if local:
+            simulation.host.end(chance.choice(local), exit_code=chance.choice([0, 1, -9]))
         case 9 if known:
             simulation.remove(chance.choice(known), force=chance.random() < 0.5)
         case 10:
@@ -70,6 +71,10 @@ def _act(simulation: Simulation) -> None:
             simulation.journal.lose_next_ack(retries_fail=chance.random() < 0.5)
         case 13 if known:
             simulation.beat(chance.choice(known))
+        case 14 | 15:
+            simulation.cloud.work()
+        case 16 if simulation.cloud.running:
+            simulation.cloud.end(chance.choice(sorted(simulation.cloud.running)))
         case _:
             simulation.clock.elapsed_s += chance.choice([0.1, 5, 70])
 
@@ -94,14 +99,18 @@ def test_any_order_with_crashes_loses_nothing_and_leaks_nothing(seed: int, *, bu
         if chance.random() < 0.05:
             simulation.crash()
         simulation.check_log()
+        simulation.check_cloud()
     simulation.points.left = simulation.points.bugs_left = None
     simulation.advance(5)
     assert bugs or simulation.supervisor.restarts == 0, "an actor died of a bug of ours"
     simulation.check_actors()
     for scaler in SCALERS:
         simulation.gate(scaler, "paused")
-    simulation.advance(3600)
+    for _ in range(6):
+        simulation.provision()
+        simulation.advance(600)
     simulation.check_log()
+    simulation.check_cloud()
     simulation.check_actors()
     simulation.check_nothing_left()
 

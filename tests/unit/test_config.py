@@ -225,7 +225,7 @@ def test_a_backend_that_is_not_there_is_told_which_there_are_and_its_shared_keys
     backend, memory = lines(check(path), path)
     assert backend == (
         "fleet.yaml:4 scalers[0].backend (scaler metal): "
-        '"kubernetes" is not a backend of this release; accepted: one of bare-metal, firecracker'
+        '"kubernetes" is not a backend of this release; accepted: one of bare-metal, event, firecracker'
     )
     assert 'found "4Gi"' in memory
 
@@ -233,12 +233,13 @@ def test_a_backend_that_is_not_there_is_told_which_there_are_and_its_shared_keys
 def test_the_scripted_backend_is_there_only_for_those_who_ask(write: Write) -> None:
     text = metal().replace("bare-metal", "scripted").replace("        binary_path: /bin/agent\n", "")
     path = write(fleet(text))
-    assert '"scripted" is not a backend of this release; accepted: one of bare-metal, firecracker' in only(
-        check(path), path
+    assert (
+        '"scripted" is not a backend of this release; accepted: one of bare-metal, event, firecracker'
+        in only(check(path), path)
     )
     assert load(path, backends=WITH_SCRIPTED).scalers[0].backend == "scripted"
     other = write(fleet(metal().replace("bare-metal", "x")))
-    assert "accepted: one of bare-metal, firecracker, scripted" in only(
+    assert "accepted: one of bare-metal, event, firecracker, scripted" in only(
         check(other, backends=WITH_SCRIPTED), other
     )
 

@@ -123,7 +123,11 @@ def test_the_schema_describes_files_and_not_what_they_become() -> None:
     assert set(metal_schema["required"]) == {"name", "backend", "max_agents", "label_sets"}
     assert metal_schema["additionalProperties"] is False
     assert schema["$defs"]["ScalerConfig"] == {
-        "anyOf": [{"$ref": "#/$defs/BareMetalScaler"}, {"$ref": "#/$defs/FirecrackerScaler"}]
+        "anyOf": [
+            {"$ref": "#/$defs/BareMetalScaler"},
+            {"$ref": "#/$defs/EventScaler"},
+            {"$ref": "#/$defs/FirecrackerScaler"},
+        ]
     }
     assert set(schema["$defs"]["QuantityForm"]["properties"]) == {"cpus", "memory"}
     reachable, ahead = set[str](), [schema["$ref"]]

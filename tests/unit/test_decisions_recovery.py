@@ -2,9 +2,10 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 
-from actors.decisions.recovery import TABLE, Action, action
+from actors.decisions.recovery import CLOUD_TABLE, TABLE, Action, action
 from actors.driver import Found, Presence
 from projections.vm import Phase
 from tests.given import HISTORIES, PHASES, life
@@ -95,7 +96,8 @@ def test_every_phase_meets_every_presence_and_no_cell_is_left_untested() -> None
     cells = {(phase, presence) for phase in (*PHASES, None) for presence in PRESENCES}
     assert set(TABLE) == cells
     assert [(phase, presence) for phase, presence, *_ in CELLS] == list(dict.fromkeys(TABLE))
-    assert set(TABLE.values()) == set(get_args(Action)), "an action nobody takes, or one nobody knows"
+    used = {*TABLE.values(), *CLOUD_TABLE.values()}
+    assert used == set(get_args(Action)), "an action nobody takes, or one nobody knows"
 
 
 def test_doubt_never_spawns_fails_or_takes_up() -> None:
@@ -131,3 +133,28 @@ def test_a_reboot_changes_nothing_for_what_had_not_started_or_was_over(
 ) -> None:
     found = Found(presence=presence, evidence="looked")
     assert action(life(HISTORIES[phase]), found, "boot-2") == TABLE[(phase, presence)]
+
+
+CLOUD_CELLS: tuple[tuple[Phase, Action, str], ...] = (
+    ("requested", "wait-turn", "no provisioner was asked: its turn comes again"),
+    ("starting", "nothing", "its start was offered in the log: a second offer would be a second machine"),
+    ("spawned", "nothing", "its agent may come at any moment, or its deadline"),
+    ("registered", "listen", "its job goes on; only its agent can tell"),
+    ("draining", "tear-down", "its end was offered; when nobody confirms it, it is offered again"),
+    ("failed", "tear-down", "its end was offered; when nobody confirms it, it is offered again"),
+    ("reaped", "nothing", "nothing is owed"),
+)
+
+
+@pytest.mark.parametrize(("phase", "wanted", "why"), CLOUD_CELLS, ids=[cell[0] for cell in CLOUD_CELLS])
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+@pytest.mark.parametrize("presence", PRESENCES)
+def test_a_cloud_machine_is_not_judged_by_our_host(
+    phase: Phase, wanted: Action, why: str, presence: Presence, boot_id: str
+) -> None:
+    state = msgspec.structs.replace(life(HISTORIES[phase]), backend="event")
+    assert action(state, Found(presence=presence, evidence="looked"), boot_id) == wanted, why
+
+
+def test_the_cloud_table_has_every_phase() -> None:
+    assert [phase for phase, *_ in CLOUD_CELLS] == list(CLOUD_TABLE) == list(PHASES)

@@ -6,7 +6,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from actors.commands import AgentDone, RegisterAgent, RemoveAgent
+from actors.commands import AgentDone, RegisterAgent, RemoveAgent, ReportProvision
 from actors.decisions.vm import (
     DETAIL_CHARACTERS,
     End,
@@ -19,6 +19,7 @@ from actors.decisions.vm import (
     NoteSpawnFailed,
     NoteTeardownFailed,
     NoteTornDown,
+    NoteUnanswered,
     StartSpawn,
     TakeUp,
     VmCommand,
@@ -78,6 +79,8 @@ COMMANDS: dict[str, VmCommand] = {
     "removed with force": RemoveAgent(vm=VM, by="anna", force=True),
     "torn down": NoteTornDown(evidence="nothing left"),
     "teardown failed": NoteTeardownFailed(detail="busy"),
+    "nobody confirms its end": NoteUnanswered(detail="not confirmed", offered={}, retry_in_s=600),
+    "a provisioner speaks": ReportProvision(vm=VM, target="acme-infra", verdict="terminated"),
 }
 
 _NO: dict[Phase, str] = dict.fromkeys(PHASES, "")
@@ -167,6 +170,10 @@ TABLE: dict[str, dict[Phase, str]] = {
     },
     "torn down": {**_NO, "draining": "vm.reaped", "failed": "vm.reaped"},
     "teardown failed": {**_NO, "draining": "vm.teardown_failed", "failed": "vm.teardown_failed"},
+    "nobody confirms its end": {**_NO, "draining": "vm.teardown_failed", "failed": "vm.teardown_failed"},
+    "a provisioner speaks": dict.fromkeys(
+        PHASES, "refused not-yours"
+    ),  # of a machine that no target was offered
 }
 """What every command comes to in every phase: tags in order, `refused CODE`, or nothing."""
 

@@ -23,6 +23,7 @@ from events.vm import (
     Spawned,
     SpawnStarted,
     TakenUp,
+    TeardownConfirmed,
     TeardownFailed,
     VmEvent,
 )
@@ -119,6 +120,7 @@ def test_the_phases_agree_with_the_fold_for_every_event() -> None:
         ConfigAcked: ConfigAcked(),
         Draining: Draining(reason="drain"),
         Failed: Failed(reason="exited", detail=""),
+        TeardownConfirmed: TeardownConfirmed(target="t", evidence="e"),
         TeardownFailed: TeardownFailed(detail="", tries=1, retry_in_s=1),
         Reaped: Reaped(reason="drain", slot="s", evidence="e"),
         TakenUp: TakenUp(coordinator="c", evidence="e"),

@@ -1,0 +1,1 @@
+"""Claim codes: how a machine that nobody here started gets a credential."""
